@@ -11,7 +11,7 @@ plus four roundings of the sum of the magnitudes of what is averaged, for each r
 hundred times larger. A single key that is dropped shows up to about a million visible keys.
 
 bfloat16, float16: the root mean square may be twice that of a plain implementation in the same
-dtype on the same rows (`PlainRows`), the largest error four times. Every further rank rounds its
+dtype on the same rows (`CheckedRows`), the largest error four times. Every further rank rounds its
 part once more, so both bounds grow with the root of the number of ranks.
 
 Every dtype: no bias. The least-squares slope of a tensor on its reference is 1 within 0.3 %, over
@@ -34,7 +34,7 @@ from longseq_bench.core.model import DType
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import all_gather, all_reduce_max
 from longseq_bench.kernels.base import Triple
-from longseq_bench.worker.reference import CheckedRows, Gradients, KeyChunk, Reference, Sum
+from longseq_bench.worker.reference import CheckedRows, Reference, Sum
 
 Array = NDArray[np.float64]
 
@@ -116,8 +116,9 @@ class Errors:
         if not torch.isfinite(got).all():
             self.largest[name] = math.inf
             return
-        scale = row_scale(expected)
-        largest = float(expected.value.abs().max()) if magnitude is None else magnitude
+        scale = expected.value.abs()
+        largest = float(scale.max()) if magnitude is None else magnitude
+        scale = (scale if expected.size is None else scale.maximum(expected.size)).amax(-1)
         scale = scale.where(scale > 0, max(largest, TINY))[:, None]
         error = (got - expected.value) / scale
         self.raise_to(name, float(error.abs().max()))
@@ -216,17 +217,6 @@ class Errors:
         return None
 
 
-def row_scale(expected: Sum) -> Tensor:
-    """Return the magnitude by which the error of each row is divided, (tokens,)."""
-    scale = expected.value.abs().amax(-1)
-    if expected.squares is not None:
-        scale = scale.maximum(expected.squares.sqrt().amax(-1))
-    if expected.magnitudes is not None:
-        share = ROUNDED_SHARE * (1 + _FEW_VALUES / expected.value.shape[-1])
-        scale = scale + share * expected.magnitudes.amax(-1)
-    return scale
-
-
 def _slope_sums(error: Tensor, expected: Tensor) -> Tensor:
     """Return the sums over rows (tokens, D) that `_slope` needs."""
     # without rows whose terms cancel: their values are rounding errors
@@ -266,19 +256,31 @@ def check(
     """
     w, dtype = attention.workload, attention.coarsest_dtype
     errors = Errors(w.heads, group=w.heads // w.kv_heads)
+    share = ROUNDED_SHARE * (1 + _FEW_VALUES / w.v_head_dim) * math.sqrt(attention.group.size)
+    matrices: dict[str, Tensor] = {}
     with torch.no_grad():
         reference = Reference(attention, inputs, rows)
-        backward = None if grads is None else _Backward(reference, grads, errors)
         for batch in reference.slabs():
-            checked = reference.forward(batch)
-            plain = None if dtype == "float32" else PlainRows(reference, checked, dtype)
-            magnitudes = checked.magnitudes * math.sqrt(attention.group.size)
-            expected = Sum(checked.out, None, plain.out if plain else None, magnitudes)
+            q = reference.rows_of(reference.q, batch)
+            checked = [CheckedRows(reference, batch, q)]
+            if dtype != "float32":
+                checked.append(CheckedRows(reference, batch, q, getattr(torch, dtype)))
+            exact = checked[0]
+            size = exact.out.abs() + share * exact.magnitudes
+            expected = _with_plain(Sum(exact.out, size), *(Sum(one.out) for one in checked[1:]))
             _compare_rows(errors, "out", reference, out, batch, expected)
-            if backward and grad_out is not None:
-                backward.add(checked, grad_out, plain)
-        if backward:
-            backward.close()
+            if grads is not None and grad_out is not None:
+                gradient = reference.rows_of(grad_out, batch)
+                for of_rows in checked:
+                    of_rows.set_gradient(gradient)
+                _compare_gradients(errors, reference, checked, grads, batch)
+                for name, sums in exact.matrices.items():
+                    matrices[name] = matrices.get(name, 0) + sums
+        parameters = attention.parameter_gradients()
+        for name, sums in matrices.items():
+            value, squares = reference.all_sum(sums) if name in ("k", "v") else sums
+            got = parameters.get(name, torch.full_like(value, math.nan))
+            errors.add(PARAMETERS[name], reference.own(got), Sum(value, squares.sqrt()))
     return errors
 
 
@@ -317,54 +319,32 @@ def count_zero_rows(out: Tensor, group: Group) -> tuple[int, int]:
     return int(zeros), int(rows)
 
 
-class _Backward:
-    """Comparison of gradients, a few rows of the batch at a time."""
+def _compare_gradients(
+    errors: Errors, reference: Reference, checked: list[CheckedRows], grads: Triple, batch: range
+) -> None:
+    """Compare this rank's dq at the rows, and all of its dk and dv.
 
-    def __init__(self, reference: Reference, grads: Triple, errors: Errors) -> None:
-        self._reference, self._grads, self._errors = reference, grads, errors
-        w = reference.workload
-        # the largest dk and dv of keys that no checked row sees: their reference is 0, so they are
-        # compared with the largest reference of their head, perhaps on another rank
-        self._unseen = torch.zeros(2, w.batch, w.kv_heads, dtype=torch.float64)
-        self._largest = torch.zeros_like(self._unseen)
-        self._matrices: dict[str, Tensor] = {}
+    checked: the exact rows, and in half precision the plain ones.
+    """
+    for chunk in reference.chunks(batch, counted_only=False):
+        i, j = reference.shard.batch.index(chunk.b), reference.shard.kv_heads.index(chunk.head)
+        kept = slice(None) if chunk.kept is None else chunk.kept
+        found = zip(*(rows.add_keys(chunk) for rows in checked), strict=True)
+        for name, gradient, sums in zip(("dk", "dv"), grads[1:], found, strict=True):
+            got = reference.own(gradient[i, j, chunk.at])
+            errors.add(name, got[kept], _with_plain(*sums), head=chunk.head)
+            # no checked row sees the others: they have no gradient
+            got[kept] = 0
+            if chunk.kept is not None:
+                largest = sums[0].value.abs().max() if len(chunk.kept) else 0.0
+                rest = float(got.abs().max().nan_to_num(math.inf))
+                errors.raise_to(name, rest / max(float(largest), TINY))
+    dq = _with_plain(*(rows.close() for rows in checked))
+    _compare_rows(errors, "dq", reference, grads[0], batch, dq)
 
-    def add(self, rows: CheckedRows, grad_out: Tensor, plain: PlainRows | None) -> None:
-        reference, shard = self._reference, self._reference.shard
-        gradients = Gradients(reference, rows, grad_out)
-        if plain:
-            plain.set_gradient(gradients.grad_out)
-        for chunk, *sums in gradients.of_keys():
-            i, j = shard.batch.index(chunk.b), shard.kv_heads.index(chunk.head)
-            usual = plain.add_keys(chunk) if plain else (None, None)
-            for n, (name, expected) in enumerate(zip(("dk", "dv"), sums, strict=True)):
-                got = reference.own(self._grads[n + 1][i, j, chunk.at])
-                index = n, chunk.b, chunk.head
-                kept = torch.arange(len(got)) if chunk.kept is None else chunk.kept
-                compared = replace(expected, plain=usual[n])
-                self._errors.add(name, got[kept], compared, math.inf, chunk.head)
-                is_seen = torch.zeros(len(got), dtype=torch.bool, device=got.device)
-                is_seen[kept] = row_scale(expected) > 0
-                values_of = (self._unseen, got[~is_seen]), (self._largest, expected.value)
-                for found, values in values_of:
-                    if values.numel():
-                        found[index] = found[index].maximum(values.abs().max().cpu())
-        dq = replace(gradients.close(), plain=plain.close() if plain else None)
-        _compare_rows(self._errors, "dq", reference, self._grads[0], rows.batch, dq)
-        for name, matrix_sums in gradients.matrices.items():
-            self._matrices[name] = self._matrices.get(name, 0) + matrix_sums
 
-    def close(self) -> None:
-        group = self._reference.group
-        largest = all_reduce_max(group, self._largest).clamp_min(TINY)
-        errors = (self._unseen / largest).nan_to_num(nan=math.inf).amax((1, 2))
-        for name, error in zip(("dk", "dv"), errors.tolist(), strict=True):
-            self._errors.raise_to(name, error)
-        parameters = self._reference.attention.parameter_gradients()
-        for name, sums in self._matrices.items():
-            value, squares = self._reference.all_sum(sums) if name in ("k", "v") else sums
-            got = parameters.get(name, torch.full_like(value, math.nan))
-            self._errors.add(PARAMETERS[name], self._reference.own(got), Sum(value, squares))
+def _with_plain(exact: Sum, plain: Sum | None = None) -> Sum:
+    return exact if plain is None else replace(exact, plain=plain.value)
 
 
 def _compare_rows(
@@ -376,79 +356,3 @@ def _compare_rows(
         magnitude = float(expected.value[index].abs().max())
         own = expected.at(index, reference.row_index)
         errors.add(name, reference.own_rows(got, b, head), own, magnitude, head)
-
-
-class PlainRows:
-    """A plain implementation in half precision, on the rows of the float64 reference.
-
-    It is what a user would write: scores, softmax and products in torch, each result rounded to the
-    dtype, sums in float32. Its errors are the measure for those of an implementation (`Errors`).
-    The log-sum-exp comes from the reference, so that a chunk of keys is visited once.
-
-    Create it on all ranks. Feed each chunk of `Gradients.of_keys` to `add_keys`. out (B, Hq, R, Dv)
-    """
-
-    def __init__(self, reference: Reference, rows: CheckedRows, dtype: DType) -> None:
-        self._reference, self._rows = reference, rows
-        self._dtype = getattr(torch, dtype)
-        self._q = self._round(rows.q.float())
-        total, attended = torch.zeros_like(rows.lse), torch.zeros_like(rows.attended)
-        for chunk in reference.chunks(rows.batch, counted_only=True):
-            values = self._round(chunk.values.float())
-            for head, row in reference.heads_of(chunk, rows.batch):
-                weights = self._weights(chunk, head, row)
-                total[row] += weights.sum(-1, keepdim=True)
-                attended[row] += (self._round(weights) @ values).double()
-        total, attended = reference.all_sum(total), reference.all_sum(attended)
-        total = total.where(total > 0, 1.0)
-        self._log_total = total.log().float()
-        self._attended = self._round((attended / total).float())
-        out, matrix = self._attended, reference.matrices.get("out")
-        self.out = (out if matrix is None else self._round(out @ matrix.float())).double()
-        self._dq = torch.zeros_like(rows.q)
-
-    def set_gradient(self, grad_out: Tensor) -> None:
-        """Set the output gradient (B, Hq, R, D) in float64, before `add_keys`."""
-        matrix = self._reference.matrices.get("out")
-        if matrix is not None:
-            grad_out = grad_out @ matrix.T
-        self._d_attended = self._round(grad_out.float())
-        self._delta = (self._d_attended * self._attended).sum(-1, keepdim=True)
-
-    def add_keys(self, chunk: KeyChunk) -> tuple[Tensor, Tensor]:
-        """Add a chunk to dq; return its dk and dv (K, D), rounded after each query head."""
-        scale, reference = self._reference.scale, self._reference
-        keys, values = (self._round(t.float()) for t in (chunk.keys, chunk.values))
-        dk, dv = torch.zeros_like(keys), torch.zeros_like(values)
-        for head, row in reference.heads_of(chunk, self._rows.batch):
-            weights = self._weights(chunk, head, row) * (-self._log_total[row]).exp()
-            d_attended = self._d_attended[row]
-            d_weights = self._round(d_attended @ values.T)
-            d_scores = self._round(weights * (d_weights - self._delta[row]))
-            dk = self._round(dk + self._round(d_scores.T @ self._q[row] * scale))
-            dv = self._round(dv + self._round(self._round(weights).T @ d_attended))
-            if chunk.is_counted:
-                self._dq[row] += (d_scores @ keys * scale).double()
-        return self._before(dk, "k"), self._before(dv, "v")
-
-    def close(self) -> Tensor:
-        """Return dq, (B, Hq, R, D). All ranks must call it."""
-        dq = self._reference.all_sum(self._dq).float()
-        return self._before(self._round(dq), "q")
-
-    def _weights(self, chunk: KeyChunk, head: int, row: tuple[int, int]) -> Tensor:
-        """Return exp(score - the reference's log-sum-exp), (R, K)."""
-        keys = self._round(chunk.keys.float())
-        scores = self._round(self._round(self._q[row] @ keys.T) * self._reference.scale)
-        seen = self._reference.log_multiplicity(chunk, head)
-        if seen is not None:
-            scores += seen.float()
-        return scores.sub_(self._rows.lse[row].float().nan_to_num(neginf=0.0)).exp_()
-
-    def _before(self, gradient: Tensor, name: str) -> Tensor:
-        matrix = self._reference.matrices.get(name)
-        found = gradient if matrix is None else self._round(gradient @ matrix.float().T)
-        return found.double()
-
-    def _round(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self._dtype).float()

@@ -48,39 +48,22 @@ Part = tuple[slice, Tensor | None, dict[int, Tensor] | None]
 
 @dataclass(frozen=True)
 class Sum:
-    """A tensor, and the sums of squares or of magnitudes of each element's terms, which may cancel.
+    """A tensor whose elements are sums of terms, which may cancel.
 
+    size: magnitude of each element that its rounding errors follow, if its own may be smaller.
     plain: the tensor as a plain implementation in half precision computes it, if that counts.
     """
 
     value: Tensor
-    squares: Tensor | None = None
+    size: Tensor | None = None
     plain: Tensor | None = None
-    magnitudes: Tensor | None = None
 
     def at(self, head: tuple[int, int], rows: Tensor) -> "Sum":
         """Return some rows of a head, by its index."""
-        sizes = self.squares, self.plain, self.magnitudes
-        return Sum(self.value[head][rows], *(t if t is None else t[head][rows] for t in sizes))
-
-
-@dataclass(frozen=True)
-class CheckedRows:
-    """The checked rows of some rows of the batch, the same on every rank; all (B, Hq, R, D or Dv).
-
-    raw_q: q as given; q: after its projection.
-    attended: the attention's output; out: after its projection.
-    magnitudes: of the terms of each element of out, added up: the sum over keys of |weight * v|.
-    lse: (B, Hq, R, 1), -inf if a row sees no key.
-    """
-
-    batch: range
-    raw_q: Tensor
-    q: Tensor
-    lse: Tensor
-    attended: Tensor
-    out: Tensor
-    magnitudes: Tensor
+        tensors = self.value, self.size, self.plain
+        value, *others = (None if t is None else t[head][rows] for t in tensors)
+        assert value is not None
+        return Sum(value, *others)
 
 
 @dataclass(frozen=True)
@@ -165,31 +148,6 @@ class Reference:
         """Return this rank's checked rows of a tensor like its q, (rows, D)."""
         tokens = tensor[self.shard.batch.index(b), self.shard.heads.index(head)]
         return self.own(tokens[self.own_index.to(tokens.device)])
-
-    def forward(self, batch: range) -> CheckedRows:
-        """Compute the output of the checked rows by the online softmax over all keys."""
-        raw_q = self.rows_of(self.q, batch)
-        q = self.projected(raw_q, "q")
-        row_max = q.new_full((*q.shape[:3], 1), -math.inf)
-        total = torch.zeros_like(row_max)
-        attended = q.new_zeros(*q.shape[:3], 2 * self.v.shape[-1])
-        for chunk in self.chunks(batch, counted_only=True):
-            values = torch.cat([chunk.values, chunk.values.abs()], 1)
-            for head, row in self.heads_of(chunk, batch):
-                scores = self.scores(q[row], chunk, head)
-                old_max = row_max[row].clone()
-                row_max[row] = old_max.maximum(scores.amax(-1, keepdim=True))
-                scale, weights = (_exp_inplace(t, row_max[row]) for t in (old_max, scores))
-                total[row] = total[row] * scale + weights.sum(-1, keepdim=True)
-                attended[row] = attended[row] * scale + weights @ values
-        global_max = all_reduce_max(self.group, row_max.cpu()).to(self.device)
-        scale = _exp_inplace(row_max.clone(), global_max)
-        total, attended = self.all_sum(total * scale), self.all_sum(attended * scale)
-        attended, magnitudes = (attended / total.where(total > 0, 1.0)).chunk(2, -1)
-        out = self.projected(attended, "out")
-        if (matrix := self.matrices.get("out")) is not None:
-            magnitudes = magnitudes @ matrix.abs()
-        return CheckedRows(batch, raw_q, q, global_max + total.log(), attended, out, magnitudes)
 
     def projected(self, tensor: Tensor, name: str) -> Tensor:
         """Multiply by the module's matrix of that name, if there is one."""
@@ -279,12 +237,6 @@ class Reference:
         for head in range(chunk.head * group, (chunk.head + 1) * group):
             yield head, (chunk.b - batch.start, head)
 
-    def scores(self, q: Tensor, chunk: KeyChunk, head: int) -> Tensor:
-        """Return the scores (R, K) plus the logarithm of each key's multiplicity."""
-        scores = (q * self.scale) @ chunk.keys.T
-        seen = self.log_multiplicity(chunk, head)
-        return scores if seen is None else scores.add_(seen)
-
     def log_multiplicity(self, chunk: KeyChunk, head: int) -> Tensor | None:
         """Return the logarithm of how often each row sees each key, (R, K); None if always once."""
         if chunk.seen is None:
@@ -292,63 +244,117 @@ class Reference:
         return _log_multiplicity(chunk.seen[self.attention.pattern_of(head)])
 
 
-class Gradients:
-    """Gradients from the checked rows, given the output gradient at these rows.
+class CheckedRows:
+    """Output and gradients of the checked rows of some rows of the batch; all (B, Hq, R, D or Dv).
 
-    Iterate over `of_keys` to its end. Then `close` returns the gradient of q, and `matrices` has
-    the sums for the gradients of a module's matrices, (2, D, D) each: values and squares. Those of
-    k and v cover this rank's keys only.
+    dtype: None: exactly, in float64. Else as a plain implementation in this dtype, which is what a
+    user would write: scores, softmax and products in torch, each result rounded, sums in float32.
+    Its errors are the measure for those of an implementation (check.py).
+
+    Create it on all ranks; for gradients call `set_gradient`, feed every chunk of own keys to
+    `add_keys`, and call `close`.
+
+    out: the output in float64, after its projection.
+    magnitudes: in float64 the sum over keys of |weight * v|, for each element of out.
+    matrices: the sums for the exact gradients of a module's matrices, (2, D, D) each: values and
+    squares. Those of k and v cover this rank's keys only.
 
     dS = P (dO·v - dO·out) cancels: between its terms if a row sees few keys, and within each dot
     product; the terms of dv cancel by chance. So squares of terms are summed too; they bound the
     rounding error. dO·out is called delta, as in FlashAttention-2.
     """
 
-    def __init__(self, reference: Reference, rows: CheckedRows, grad_out: Tensor) -> None:
-        self._reference, self._rows = reference, rows
-        self.grad_out = reference.rows_of(grad_out, rows.batch)
-        out = reference.matrices.get("out")
-        self._d_attended = self.grad_out if out is None else self.grad_out @ out.T
-        terms = self._d_attended * rows.attended
+    def __init__(
+        self, reference: Reference, batch: range, raw_q: Tensor, dtype: torch.dtype | None = None
+    ) -> None:
+        """Compute the output by the online softmax. raw_q: q in float64, before its projection."""
+        self._reference, self._batch, self._raw_q, self._dtype = reference, batch, raw_q, dtype
+        self._q = self._round(reference.projected(raw_q, "q"))
+        v_head_dim = reference.workload.v_head_dim
+        row_max = self._q.new_full((*self._q.shape[:3], 1), -math.inf)
+        total = torch.zeros_like(row_max)
+        attended = self._q.new_zeros(*self._q.shape[:3], v_head_dim * (1 if dtype else 2))
+        for chunk in reference.chunks(batch, counted_only=True):
+            values = self._round(chunk.values)
+            values = values if dtype else torch.cat([values, values.abs()], 1)
+            for head, row in reference.heads_of(chunk, batch):
+                scores = self._scores(chunk, head, row)
+                old_max = row_max[row].clone()
+                row_max[row] = old_max.maximum(scores.amax(-1, keepdim=True))
+                scale, weights = (_exp_inplace(t, row_max[row]) for t in (old_max, scores))
+                total[row] = total[row] * scale + weights.sum(-1, keepdim=True)
+                attended[row] = attended[row] * scale + self._round(weights) @ values
+        global_max = all_reduce_max(reference.group, row_max.cpu()).to(reference.device)
+        scale = _exp_inplace(row_max.clone(), global_max)
+        total, attended = (reference.all_sum(t * scale) for t in (total, attended))
+        self._lse = global_max + total.log()
+        attended = self._round(attended / total.where(total > 0, 1.0))
+        self._attended, self.magnitudes = attended[..., :v_head_dim], attended[..., v_head_dim:]
+        out, matrix = self._attended, reference.matrices.get("out")
+        if matrix is not None:
+            out = self._round(out @ matrix.to(out))
+            self.magnitudes = self.magnitudes if dtype else self.magnitudes @ matrix.abs()
+        self.out = out.double()
+
+    def set_gradient(self, grad_out: Tensor) -> None:
+        """Set the output gradient (B, Hq, R, D) in float64, before `add_keys`."""
+        matrices = self._reference.matrices
+        d_attended = grad_out @ matrices["out"].T if "out" in matrices else grad_out
+        self._grad_out, self._d_attended = grad_out, self._round(d_attended)
+        terms = self._d_attended * self._attended
         self._delta = terms.sum(-1, keepdim=True)
         self._delta_squares = terms.square().sum(-1, keepdim=True)
-        self._dq, self._dq_squares = torch.zeros_like(rows.q), torch.zeros_like(rows.q)
-        self.matrices = {n: m.new_zeros(2, *m.shape) for n, m in reference.matrices.items()}
+        self._dq, self._dq_squares = torch.zeros_like(self._q), torch.zeros_like(self._q)
+        exact = {} if self._dtype else matrices
+        self.matrices = {n: m.new_zeros(2, *m.shape) for n, m in exact.items()}
 
-    def of_keys(self) -> Iterator[tuple[KeyChunk, Sum, Sum]]:
-        """Yield dk (K, D), dv (K, Dv) of every chunk of own keys, summed over its query heads."""
-        reference = self._reference
-        for chunk in reference.chunks(self._rows.batch, counted_only=False):
-            dk, dk_squares = (torch.zeros_like(chunk.keys) for _ in range(2))
-            dv, dv_squares = (torch.zeros_like(chunk.values) for _ in range(2))
-            for head, row in reference.heads_of(chunk, self._rows.batch):
-                q, d_attended = self._rows.q[row], self._d_attended[row]
-                weights = _exp_inplace(reference.scores(q, chunk, head), self._rows.lse[row])
-                scaled = weights * reference.scale
-                d_scores = scaled * (d_attended @ chunk.values.T - self._delta[row])
-                squared = d_attended.square() @ chunk.values.square().T + self._delta_squares[row]
-                terms = scaled.square() * squared
-                dk += d_scores.T @ q
-                dk_squares += terms.T @ q.square()
-                dv += weights.T @ d_attended
-                dv_squares += weights.square().T @ d_attended.square()
-                if chunk.is_counted:
-                    self._dq[row] += d_scores @ chunk.keys
-                    self._dq_squares[row] += terms @ chunk.keys.square()
+    def add_keys(self, chunk: KeyChunk) -> tuple[Sum, Sum]:
+        """Add a chunk to dq; return its dk (K, D) and dv (K, Dv), summed over its query heads."""
+        reference, scale = self._reference, self._reference.scale
+        keys, values = self._round(chunk.keys), self._round(chunk.values)
+        dk, dk_squares = keys.new_zeros(2, *keys.shape)
+        dv, dv_squares = values.new_zeros(2, *values.shape)
+        for head, row in reference.heads_of(chunk, self._batch):
+            q, d_attended = self._q[row], self._d_attended[row]
+            weights = _exp_inplace(self._scores(chunk, head, row), self._lse[row])
+            d_weights = self._round(d_attended @ values.T)
+            d_scores = self._round(weights * (d_weights - self._delta[row]))
+            dk = self._round(dk + self._round(d_scores.T @ q * scale))
+            dv = self._round(dv + self._round(self._round(weights).T @ d_attended))
             if chunk.is_counted:
-                self._add_to_matrix("k", chunk.raw[0], dk, dk_squares)
-                self._add_to_matrix("v", chunk.raw[1], dv, dv_squares)
-            value = self._before_projection(Sum(dv, dv_squares), "v")
-            yield chunk, self._before_projection(Sum(dk, dk_squares), "k"), value
+                self._dq[row] += d_scores @ keys * scale
+            if self._dtype:
+                continue
+            squared = d_attended.square() @ values.square().T + self._delta_squares[row]
+            terms = (weights * scale).square() * squared
+            dk_squares += terms.T @ q.square()
+            dv_squares += weights.square().T @ d_attended.square()
+            if chunk.is_counted:
+                self._dq_squares[row] += terms @ keys.square()
+        if chunk.is_counted:
+            self._add_to_matrix("k", chunk.raw[0], dk, dk_squares)
+            self._add_to_matrix("v", chunk.raw[1], dv, dv_squares)
+        return self._before(dk, dk_squares, "k"), self._before(dv, dv_squares, "v")
 
     def close(self) -> Sum:
         """Return dq of the rows, (B, Hq, R, D). All ranks must call it."""
-        total, rows = self._reference.all_sum, self._rows
-        found = Sum(total(self._dq), total(self._dq_squares))
-        assert found.squares is not None
-        self._add_to_matrix("q", rows.raw_q, found.value, found.squares)
-        self._add_to_matrix("out", rows.attended, self.grad_out, self.grad_out.square())
-        return self._before_projection(found, "q")
+        dq, squares = map(self._reference.all_sum, (self._dq, self._dq_squares))
+        self._add_to_matrix("q", self._raw_q, dq, squares)
+        self._add_to_matrix("out", self._attended, self._grad_out, self._grad_out.square())
+        return self._before(self._round(dq), squares, "q")
+
+    def _round(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._dtype).float() if self._dtype else tensor
+
+    def _scores(self, chunk: KeyChunk, head: int, row: tuple[int, int]) -> Tensor:
+        """Return the scores (R, K) plus the logarithm of each key's multiplicity."""
+        scale = self._reference.scale
+        if self._dtype:
+            scores = self._round(self._round(self._q[row] @ self._round(chunk.keys).T) * scale)
+        else:
+            scores = (self._q[row] * scale) @ chunk.keys.T
+        seen = self._reference.log_multiplicity(chunk, head)
+        return scores if seen is None else scores.add_(seen)
 
     def _add_to_matrix(self, name: str, x: Tensor, gradient: Tensor, squares: Tensor) -> None:
         """Add to a matrix's gradient, given its input x and the gradient of the product."""
@@ -360,13 +366,13 @@ class Gradients:
             size = size.maximum(size.mean(-1, keepdim=True)) if name == "out" else size
             self.matrices[name][1] += size.T @ squares
 
-    def _before_projection(self, gradient: Sum, name: str) -> Sum:
-        """Return the gradient before a matrix product, from that after it."""
-        matrix = self._reference.matrices.get(name)
-        if matrix is None:
-            return gradient
-        squares = None if gradient.squares is None else gradient.squares @ matrix.square().T
-        return Sum(gradient.value @ matrix.T, squares)
+    def _before(self, gradient: Tensor, squares: Tensor, name: str) -> Sum:
+        """Return the gradient before a matrix product, from that after it, in float64."""
+        if name in self._reference.matrices:
+            matrix = self._reference.matrices[name].to(gradient)
+            gradient = self._round(gradient @ matrix.T)
+            squares = squares @ matrix.square().T
+        return Sum(gradient.double(), squares.sqrt())
 
 
 def _log_multiplicity(count: Tensor) -> Tensor:
