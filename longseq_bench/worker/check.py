@@ -72,8 +72,9 @@ _MIN_MAGNITUDE = 0.01
 PARAMETERS = {"q": "dWq", "k": "dWk", "v": "dWv", "out": "dWo"}
 NAMES = ("out", "dq", "dk", "dv", *PARAMETERS.values())
 TINY = 1e-30
-_SUMS = 6  # of a slope over rows: their number, x, e, e², x², e x; see _slope_sums
-_PLAIN = 3  # sum of squares of the errors, and of the plain errors; elements
+_SUMS = 9
+"""Of rows: their number, x, e, e², x², e x (_slope_sums); and with a plain implementation
+the squares of errors and of its errors, and the number of elements."""
 
 
 @dataclass
@@ -83,7 +84,7 @@ class Errors:
     largest, plain: the largest error of each tensor; of the plain implementation, if there is one.
     ranks: the rank on which each error is largest, if these are the errors of all ranks.
     group: query heads of a key head.
-    squares: of each tensor, see _PLAIN.  sums: of each tensor and head, see _SUMS.
+    sums: of each tensor and head, see _SUMS.
     """
 
     heads: int = 1
@@ -92,7 +93,6 @@ class Errors:
     plain: dict[str, float] = field(default_factory=dict)
     world_size: int = 1
     group: int = 1
-    squares: Array = field(default_factory=lambda: np.zeros((len(NAMES), _PLAIN)))
     sums: Array = field(default_factory=lambda: np.zeros(0))
 
     def __post_init__(self) -> None:
@@ -122,13 +122,13 @@ class Errors:
         scale = scale.where(scale > 0, max(largest, TINY))[:, None]
         error = (got - expected.value) / scale
         self.raise_to(name, float(error.abs().max()))
-        at = NAMES.index(name)
-        self.sums[at, head] += _slope_sums(error, expected.value / scale).cpu().numpy()
+        sums = self.sums[NAMES.index(name), head]
+        sums[:-3] += _slope_sums(error, expected.value / scale).cpu().numpy()
         if expected.plain is not None:
             usual = (expected.plain - expected.value) / scale
             self.plain[name] = max(self.plain.get(name, 0.0), float(usual.abs().max()))
             squares = float(error.square().sum()), float(usual.square().sum())
-            self.squares[at] += [*squares, got.numel()]
+            sums[-3:] += [*squares, got.numel()]
 
     def raise_to(self, name: str, error: float) -> None:
         """Record an error of a tensor."""
@@ -148,7 +148,6 @@ class Errors:
             ranks={NAMES[i]: at[i] for i in checked} if group.size > 1 else {},
             plain={name: error for name, error in zip(NAMES, usual, strict=True) if error >= 0},
             world_size=group.size,
-            squares=group.all_sum(torch.from_numpy(self.squares)).numpy(),
             sums=group.all_sum(torch.from_numpy(self.sums)).numpy(),
         )
 
@@ -157,25 +156,27 @@ class Errors:
         """The largest error of any tensor."""
         return max(self.largest.values(), default=0.0)
 
-    def allowed(self, name: str, dtype: DType) -> float:
-        """Return the largest error that a tensor may have."""
-        if name not in self.plain or dtype == "float32":
-            return (TOLERANCE if name == "out" else GRADIENT_TOLERANCE)[dtype]
-        usual = max(self.plain[name], 2 * UNIT[dtype])
-        return PLAIN_LARGEST * usual * math.sqrt(self.world_size)
+    def bounds(self, name: str, dtype: DType) -> Iterator[tuple[float, float, str]]:
+        """Yield the largest error of a tensor and its bound; with a plain one the same in RMS.
 
-    def root_mean_square(self, name: str, dtype: DType) -> tuple[float, float] | None:
-        """Return that of a tensor's errors, and what it may be; None without a plain one."""
-        own, usual, count = self.squares[NAMES.index(name)].tolist()
-        if not count or dtype == "float32":
-            return None
-        least = max(math.sqrt(usual / count), UNIT[dtype] / 2)
-        rows = max(1.0, float(self.sums[NAMES.index(name), :, 0].sum()))
-        few = 1 + 2 / math.sqrt(rows)
-        allowed = PLAIN_RMS * least * few * math.sqrt(self.world_size)
-        if name in ("dk", "dv"):
-            allowed *= self.group**_GROUP_POWER
-        return math.sqrt(own / count), allowed
+        Each has a sentence about it.
+        """
+        where = f" on rank {self.ranks[name]}" if name in self.ranks else ""
+        rows, *_, own, usual, count = self.sums[NAMES.index(name)].sum(0).tolist()
+        tolerance = (TOLERANCE if name == "out" else GRADIENT_TOLERANCE)[dtype]
+        more = math.sqrt(self.world_size)
+        if has_plain := bool(count) and dtype != "float32":
+            tolerance = PLAIN_LARGEST * more * max(self.plain[name], 2 * UNIT[dtype])
+        sentence = f"{name}{where} is {self.largest[name]:.2g} off the float64 reference"
+        yield self.largest[name], tolerance, sentence
+        if has_plain:
+            few = 1 + 2 / math.sqrt(max(1.0, rows))
+            allowed = PLAIN_RMS * more * few * max(math.sqrt(usual / count), UNIT[dtype] / 2)
+            if name in ("dk", "dv"):
+                allowed *= self.group**_GROUP_POWER
+            error = math.sqrt(own / count)
+            off = f"{error:.2g} off the float64 reference in root mean square"
+            yield error, allowed, f"{name} is {off}"
 
     def bias(self, name: str) -> tuple[float, float]:
         """Return how far the slope is from 1 and how far it may be, of the worst head or of all."""
@@ -192,22 +193,15 @@ class Errors:
 
     def share_of_allowed(self, dtype: DType) -> float:
         """Return the largest error of any tensor over what it may be."""
-        shares = [error / self.allowed(name, dtype) for name, error in self.largest.items()]
-        pairs = (self.root_mean_square(name, dtype) for name in self.largest)
-        shares += [error / allowed for error, allowed in filter(None, pairs)]
-        return max(shares, default=0.0)
+        bounds = (bound for name in self.largest for bound in self.bounds(name, dtype))
+        return max((error / allowed for error, allowed, _ in bounds), default=0.0)
 
     def over_tolerance(self, dtype: DType) -> str | None:
         """Return a sentence about the first tensor that breaks a bound, or None."""
-        for name, error in self.largest.items():
-            where = f" on rank {self.ranks[name]}" if name in self.ranks else ""
-            allowed, off = self.allowed(name, dtype), "off the float64 reference"
-            if not error <= allowed:
-                return f"{name}{where} is {error:.2g} {off} (allowed {allowed:.2g})"
-            error, allowed = self.root_mean_square(name, dtype) or (0.0, 0.0)
-            if not error <= allowed:
-                square = "in root mean square"
-                return f"{name} is {error:.2g} {off} {square} (allowed {allowed:.2g})"
+        for name in self.largest:
+            for error, allowed, sentence in self.bounds(name, dtype):
+                if not error <= allowed:
+                    return f"{sentence} (allowed {allowed:.2g})"
             bias, allowed = self.bias(name)
             if not abs(bias) <= allowed:
                 return (
@@ -228,7 +222,7 @@ def _slope_sums(error: Tensor, expected: Tensor) -> Tensor:
 
 def _slope(sums: Array) -> tuple[float, float]:
     """Return slope - 1 of rows on their reference, and its bound, by clustered standard errors."""
-    _, xx, ex, ex2, xx2, exxx = sums.tolist()
+    _, xx, ex, ex2, xx2, exxx, *_ = sums.tolist()
     if xx == 0:
         return 0.0, MAX_BIAS
     slope = ex / xx
@@ -302,11 +296,7 @@ def row_slices(tensor: Tensor) -> Iterator[Tensor]:
 
 def is_finite(tensor: Tensor) -> bool:
     """Return True if every number of a tensor (B, H, N, D) is finite."""
-    # a sum is not finite if a term is not, and is much cheaper; it may overflow, though
-    return all(
-        bool(torch.isfinite(part.sum()) or torch.isfinite(part).all())
-        for part in row_slices(tensor)
-    )
+    return all(bool(torch.isfinite(part).all()) for part in row_slices(tensor))
 
 
 def count_zero_rows(out: Tensor, group: Group) -> tuple[int, int]:

@@ -29,14 +29,14 @@ from longseq_bench.attention.projections import projection_flops
 from longseq_bench.core.cost import attention_flops, mask_pairs
 from longseq_bench.core.errors import LongseqError
 from longseq_bench.core.masks import CAUSAL, FULL
-from longseq_bench.core.model import SAME_KERNEL, SDPA, Trial
+from longseq_bench.core.model import SAME_KERNEL, SDPA
 from longseq_bench.kernels.base import attend
 from longseq_bench.kernels.decode import SeenKeys
 from longseq_bench.kernels.exact.base import AUTO, KERNELS, ExactKernel, select
 from longseq_bench.meters.clock import clock_for
 from longseq_bench.patterns.visible_keys import visible_keys
 from longseq_bench.worker.messages import MeasurementLog, MessageSender, samples_of
-from longseq_bench.worker.passes import Pass
+from longseq_bench.worker.passes import Pass, TrialRun
 from longseq_bench.worker.verdicts import is_device_error
 
 MAX_TIME_RATIO = 4.0
@@ -233,14 +233,10 @@ def choose_dense_kernel(attention: Attention, requested: str) -> ExactKernel | N
 
 
 def dense_baseline_for(
-    attention: Attention,
-    pass_: Pass,
-    trial: Trial,
-    warm_ups: int,
-    log: MeasurementLog,
-    before: Callable[[], object] = list,
+    run: TrialRun, pass_: Pass, warm_ups: int, before: Callable[[], object]
 ) -> DenseBaseline | None:
     """Return the baseline of an attention that is sparse according to the log, else None."""
+    attention, trial, log = run.attention, run.trial, run.log
     if min(samples_of(log.measurements, "density_achieved"), default=1.0) >= 1:
         return None
     if attention.group.size > 1:

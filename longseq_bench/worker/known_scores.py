@@ -141,13 +141,11 @@ class KnownScores(SpecialInputs):
 
     def _class(self, positions: Tensor) -> Tensor:
         """Return 1 for a key of the class with the larger score, else 0."""
-        if self._bits == 1:
-            return positions & 1
         return (_bits(positions, 1, 4) == 0).long()
 
     def _codes(self, positions: Tensor) -> Tensor:
-        codes = self._class(positions)
-        return codes if self._bits == 1 else (2 * _ODD * positions + codes) % 2**self._bits
+        codes: Tensor = (2 * _ODD * positions + self._class(positions)) % 2**self._bits
+        return codes
 
     def _temperatures(self, positions: Tensor) -> Tensor:
         eighths = (8 + _bits(positions, 5, 3)) * (1 + _bits(positions, 8, 1))

@@ -72,8 +72,6 @@ def serve(request: str, payload: str, pipe: Connection, listener: socket | None 
             capability = data["capability"] and tuple(data["capability"])
             estimates = dry_run(trials, capability)
             sender.send_answer([estimate.model_dump(mode="json") for estimate in estimates])
-        case _:
-            raise ValueError(f"unknown request {request!r}")
 
 
 def run_rank(

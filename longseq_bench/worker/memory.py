@@ -29,7 +29,7 @@ from longseq_bench.core.model import Allocator, Outcome, Trial
 from longseq_bench.kernels import host_memory
 from longseq_bench.meters.memory import Meter, StoragePeak, memory_meter, status_bytes
 from longseq_bench.meters.own_gpu import own_gpu
-from longseq_bench.worker.messages import MeasurementLog, samples_of
+from longseq_bench.worker.messages import samples_of
 from longseq_bench.worker.passes import Pass, TrialRun, draw_layers, synchronize, wait_for_all_ranks
 
 _FILL = 0x01
@@ -41,18 +41,15 @@ _LIBC = ctypes.CDLL(None)
 _IS_LINUX = sys.platform.startswith("linux")
 
 
-def use_exact_heap() -> str | None:
-    """Make the resident size follow the allocated size. Returns the reason if it can't.
+def use_exact_heap() -> None:
+    """Make the resident size follow the allocated size, by settings that only glibc has.
 
     New blocks are filled: a page that is never written counts against a budget, but would not be
     in a peak. Call this before the warm-up, which then leaves no free blocks behind.
     """
-    if not hasattr(_LIBC, "mallopt"):
-        return "this C library has no mallopt; small blocks may blur the budget and the peak"
     _mallopt(_MMAP_THRESHOLD_BYTES, 0, _FILL)
     # blocks that imports have freed would be used first, outside the budget
     release_free_memory()
-    return None
 
 
 def use_fast_heap() -> None:
@@ -68,7 +65,8 @@ def _mallopt(mmap_threshold: int, trim_threshold: int, fill: int) -> None:
 
 def release_free_memory() -> None:
     """Return freed blocks to the system, so that the next pass writes to new pages."""
-    _LIBC.malloc_trim(0)
+    if hasattr(_LIBC, "malloc_trim"):
+        _LIBC.malloc_trim(0)
 
 
 def mapped_bytes() -> int:
@@ -136,12 +134,10 @@ class FirstPass(TrialRun):
 
         The peak is that of tensors, plus the tabulated workspace of fused kernels.
         """
-        log = self.log
-        wait_for_all_ranks(self.attention.group, self.sender)
-        meter = StoragePeak(self.trial.device, KernelWorkspace())
+        log, meter = self.log, StoragePeak(self.trial.device, KernelWorkspace())
         with meta_mode.limited_loops(), self._limit(), meter:
-            self._run(MeasurementLog(log.rank), "loops capped")
-        log.extend(meter.measurements())
+            self._run("loops capped")
+        log.measurements = list(meter.measurements())
         log.add("own_tokens", "1", self.attention.shard.tokens)
         log.facts |= {"memory_meter": meter.name, "fit_only": "loops capped; nothing was checked"}
         log.facts |= self.attention.facts()
@@ -162,24 +158,16 @@ class FirstPass(TrialRun):
 
         The bound includes freed blocks. If it is above the budget on a rank, an exact pass follows.
         """
-        trial, group = self.trial, self.attention.group
-        log, meter = MeasurementLog(self.log.rank), self._meter()
-        wait_for_all_ranks(group, self.sender)
-        mapped = mapped_bytes()
+        budget, meter, mapped = self.trial.memory_budget, self._meter(), mapped_bytes()
         use_fast_heap()
-        if trial.memory_budget:
-            limit_heap(round(trial.memory_budget * FAST_HEAP_FACTOR) + FAST_HEAP_EXTRA_BYTES)
-        try:
-            with meter:
-                pass_ = self._run(log)
-        finally:
-            lift_heap_limit()
+        with self._limit(FAST_HEAP_FACTOR, FAST_HEAP_EXTRA_BYTES), meter:
+            pass_ = self._run()
         bound = max(samples_of(meter.measurements(), "peak"))
-        if trial.memory_budget and group.all_max(bound)[0] > trial.memory_budget:
+        if budget and self.attention.group.all_max(bound)[0] > budget:
             del pass_
+            self.log.measurements.clear()
             use_exact_heap()
             return self.run_exact(mapped)
-        self.log.merge(log)
         self.log.add("peak_bound", "B", bound)
         return pass_
 
@@ -188,11 +176,9 @@ class FirstPass(TrialRun):
 
         mapped: bytes mapped before the trial allocated anything; None if it has not allocated yet.
         """
-        budget = self.trial.memory_budget
-        meter = self._meter(budget)
-        wait_for_all_ranks(self.attention.group, self.sender)
-        with self._limit(mapped), meter:
-            pass_ = self._run(self.log, "exact")
+        meter = self._meter(self.trial.memory_budget)
+        with self._limit(mapped=mapped), meter:
+            pass_ = self._run("exact")
         self.log.extend(meter.measurements())
         self.log.facts["memory_meter"] = meter.name
         self.log.exact = True
@@ -202,9 +188,9 @@ class FirstPass(TrialRun):
         on_host = self.attention.on_host
         return memory_meter(self.trial.device, on_host, KernelWorkspace(), data_limit)
 
-    def _run(self, log: MeasurementLog, part: str = "") -> Pass:
+    def _run(self, part: str = "") -> Pass:
         """Draw the inputs, prepare the layout and run one pass. part: its kind, for the parent."""
-        trial, attention = self.trial, self.attention
+        trial, attention, log = self.trial, self.attention, self.log
         host_memory.usage.restart()
         self.sender.start_phase("inputs")
         seed = None if trial.fit_only else self.seed
@@ -223,7 +209,7 @@ class FirstPass(TrialRun):
             # other code that sends by itself may share the work otherwise
             log.add("work_share", "1", attention.work_share())
         attention.group.traffic.bytes_sent = 0
-        self.time_pass(pass_, log, part)
+        self.time_pass(pass_, part)
         if host_bytes := host_memory.usage.peak:
             log.add("host_memory", "B", host_bytes)
         log.add("plan_time", "s", prepared_s + attention.layout_s)
@@ -232,8 +218,13 @@ class FirstPass(TrialRun):
         return pass_
 
     @contextmanager
-    def _limit(self, mapped: int | None = None) -> Iterator[None]:
+    def _limit(
+        self, factor: float = 1.0, extra_bytes: int = 0, mapped: int | None = None
+    ) -> Iterator[None]:
+        """Limit memory to the budget times a factor, with some bytes more, when all are ready."""
+        wait_for_all_ranks(self.attention.group, self.sender)
         budget, is_cuda = self.trial.memory_budget, self.trial.device == "cuda"
+        budget = round(budget * factor) + extra_bytes if budget else None
         try:
             if is_cuda:
                 torch.cuda.empty_cache()

@@ -84,13 +84,6 @@ class MeasurementLog:
         """Add the measurements of a meter as those of this rank."""
         self.measurements += [replace(m, rank=self.rank) for m in measurements]
 
-    def merge(self, other: MeasurementLog) -> None:
-        """Add the measurements, the facts and the pass of another log."""
-        self.measurements += other.measurements
-        self.facts |= other.facts
-        self.own_pass_s, self.pass_s = other.own_pass_s, other.pass_s
-        self.compile_s = other.compile_s
-
     def attach_to(self, outcome: Outcome) -> Outcome:
         """Return the outcome with these measurements and facts added."""
         return outcome.model_copy(

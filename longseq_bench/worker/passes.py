@@ -263,9 +263,9 @@ class TrialRun:
         """The seed of the inputs, which are others in each round and at each length."""
         return _hash(self.trial.seed, self.trial.round, self.trial.workload.seq_len)
 
-    def time_pass(self, pass_: Pass, log: MeasurementLog | None = None, part: str = "") -> None:
+    def time_pass(self, pass_: Pass, part: str) -> None:
         """Run a pass that all ranks begin together; its time is that of the slowest rank."""
-        log = log or self.log
+        log = self.log
         wait_for_all_ranks(self.attention.group, self.sender)
         with CompileWatch() as watch:
             start = time.perf_counter()

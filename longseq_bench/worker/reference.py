@@ -29,7 +29,7 @@ from longseq_bench.distributed.shard import (
     is_owner,
 )
 from longseq_bench.kernels.base import Triple
-from longseq_bench.patterns.visible_keys import as_run, visible_keys
+from longseq_bench.patterns.visible_keys import visible_keys
 
 KEY_CHUNK = 65_536
 """Keys that are computed together, at most."""
@@ -183,13 +183,10 @@ class Reference:
         size, tokens = self._chunk_size, len(self.shard.keys)
         for start in range(0, tokens, size):
             at, seen = slice(start, min(start + size, tokens)), None
-            keys = self.shard.keys[at]
-            run = as_run(keys)
-            low, high = (run[0], run[-1]) if run else (keys.min(), keys.max())
-            if not (self._first.max() <= low and high < self._stop.min()):
-                own = torch.arange(low, high + 1) if run else torch.from_numpy(keys)
-                first, stop, own = (t.to(self.device) for t in (self._first, self._stop, own))
-                seen = {0: (own >= first[:, None]) & (own < stop[:, None])}
+            keys = torch.from_numpy(self.shard.keys[at])
+            if not (self._first.max() <= keys.min() and keys.max() < self._stop.min()):
+                first, stop, keys = (t.to(self.device) for t in (self._first, self._stop, keys))
+                seen = {0: (keys >= first[:, None]) & (keys < stop[:, None])}
             yield at, None, seen
 
     def _sparse_slices(self, kv_head: int) -> Iterator[Part]:
@@ -224,12 +221,11 @@ class Reference:
         counts = [self.attention.multiplicity(rows, positions, h) for h in heads.values()]
         visible = np.any([count.any(0) for count in counts], 0)
         own = [torch.from_numpy(count[:, visible]).to(self.device) for count in counts]
+        found = torch.from_numpy(may_see[visible]), dict(zip(heads, own, strict=True))
         self._seen_bytes += sum(count.nbytes for count in own)
-        if self._seen_bytes > MAX_KEPT_BYTES:
-            self._seen.clear()
-            self._seen_bytes = sum(count.nbytes for count in own)
-        self._seen[key] = torch.from_numpy(may_see[visible]), dict(zip(heads, own, strict=True))
-        return self._seen[key]
+        if self._seen_bytes <= MAX_KEPT_BYTES:
+            self._seen[key] = found
+        return found
 
     def heads_of(self, chunk: KeyChunk, batch: range) -> Iterator[tuple[int, tuple[int, int]]]:
         """Yield the query heads that use a chunk, with their index into the rows' tensors."""

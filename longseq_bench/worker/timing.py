@@ -164,7 +164,7 @@ def run_timed_passes(run: TrialRun, pass_: Pass, check: RepeatCheck) -> None:
     warm_ups = TIMED_WARM_UPS if trial.repeats > 1 else 0
     throttling = Throttling(group, trial.device == "cuda")
     passes = _Passes(run, pass_, check, preparation_of(trial), throttling)
-    dense = dense_baseline_for(attention, pass_, trial, warm_ups, log, passes.prepare)
+    dense = dense_baseline_for(run, pass_, warm_ups, passes.prepare)
     for _ in range(warm_ups):
         passes.warm_up()
     passes.capture()

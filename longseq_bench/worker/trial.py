@@ -68,7 +68,7 @@ def _run_steps(
     trial: Trial, sender: MessageSender, group: Group, log: MeasurementLog, place: RankInfo
 ) -> Outcome:
     # build, warm up
-    attention, *others = _build(trial, group, log)
+    attention, *others = _build(trial, group)
     sender.start_phase("start", WARMING_UP)
     for _, one_layer in trial.workload.of_kinds():
         warm_up(type(attention), trial.replace(workload=one_layer), group)
@@ -110,7 +110,7 @@ def _run_steps(
     return verdicts.check_every_row(every_row, pass_) or Outcome(status="ok")
 
 
-def _build(trial: Trial, group: Group, log: MeasurementLog) -> list[Attention]:
+def _build(trial: Trial, group: Group) -> list[Attention]:
     """Build each layer and set up the allocator; may raise UnsupportedError."""
     if trial.threads:
         torch.set_num_threads(trial.threads)
@@ -118,8 +118,8 @@ def _build(trial: Trial, group: Group, log: MeasurementLog) -> list[Attention]:
     layers = build_layers(make, trial.workload, group, trial.options)
     if trial.device == "cuda":
         memory.use_allocator(trial.allocator)
-    elif reason := memory.use_exact_heap():
-        log.facts["heap"] = reason
+    else:
+        memory.use_exact_heap()
     return layers
 
 

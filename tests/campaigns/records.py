@@ -40,7 +40,7 @@ ODD = (
 )  # fmt: skip
 """Values that a field may have or not; no command may end with a traceback."""
 
-FACTS = ("stacks", "every_row_checked", "dense", "dense_kernel", "heap", "errors", "kernel")
+FACTS = ("stacks", "every_row_checked", "dense", "dense_kernel", "errors", "kernel")
 
 
 def make_records() -> list[Record]:
