@@ -111,15 +111,15 @@ def _predict(trial: Trial, threads: int) -> DryRunEstimate:
         while ranks:
             # a layout takes memory while it exists, so one rank after the other
             estimates.append(_predict_rank(ranks.pop(0), trial))
-    except LongseqError as error:
-        too_long = isinstance(error, KernelLimitError)
-        return DryRunEstimate(unsupported=str(error), too_long=too_long)
     except MemoryError:
         return DryRunEstimate(unsupported="its layout alone takes more memory than is available")
     except Exception as error:
+        # torch.compile wraps an error of ours
+        own = getattr(error, "inner_exception", error)
+        if isinstance(own, LongseqError):
+            too_long = isinstance(own, KernelLimitError)
+            return DryRunEstimate(unsupported=str(own), too_long=too_long)
         # from a plug-in, or from an operator or a compiler that doesn't support meta tensors
-        if isinstance(inner := getattr(error, "inner_exception", None), UnsupportedError):
-            return DryRunEstimate(unsupported=str(inner))
         first, *_ = str(error).splitlines() or [type(error).__name__]
         where = f" ({place})" if (place := find_place(error)) else ""
         return DryRunEstimate(unsupported=f"can't run without data: {first[:200]}{where}")

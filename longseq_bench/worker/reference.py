@@ -237,7 +237,11 @@ class Reference:
         """Return the logarithm of how often each row sees each key, (R, K); None if always once."""
         if chunk.seen is None:
             return None
-        return _log_multiplicity(chunk.seen[self.attention.pattern_of(head)])
+        count = chunk.seen[self.attention.pattern_of(head)]
+        if count.dtype != torch.bool:
+            return count.double().log_()
+        zeros = torch.zeros(count.shape, dtype=torch.float64, device=count.device)
+        return zeros.masked_fill_(~count, -math.inf)
 
 
 class CheckedRows:
@@ -369,13 +373,6 @@ class CheckedRows:
             gradient = self._round(gradient @ matrix.T)
             squares = squares @ matrix.square().T
         return Sum(gradient.double(), squares.sqrt())
-
-
-def _log_multiplicity(count: Tensor) -> Tensor:
-    if count.dtype != torch.bool:
-        return count.double().log_()
-    zeros = torch.zeros(count.shape, dtype=torch.float64, device=count.device)
-    return zeros.masked_fill_(~count, -math.inf)
 
 
 def _exp_inplace(scores: Tensor, row_max: Tensor) -> Tensor:

@@ -84,27 +84,30 @@ def _describe_wrong_rows(
     attention: Attention, inputs: SpecialInputs, name: str, got: Tensor, covers_all: bool
 ) -> str | None:
     """Compare every row of a result; an error is relative to the size of its row."""
-    shard, w = attention.shard, attention.workload
+    shard, w, matrices = attention.shard, attention.workload, attention.projections()
     group = w.heads // w.kv_heads
     positions, heads, times = shard.queries, shard.heads, 1.0
     if name in ("dk", "dv"):
         positions, heads = shard.keys, shard.kv_heads
         # heads have the same inputs, so they round alike, and the errors of their sum add up
         times = max(1.0, group / 8)
+    # what rows must be in heads with the same queries
+    sources = [inputs, inputs.other] if name == "out" and inputs.other else [inputs]
     count, first = 0, ""
     chunk = chunk_rows(w.seq_len)
     for start in range(0, len(positions), chunk):
         own = slice(start, start + chunk)
         at = torch.from_numpy(positions[own]).to(got.device)
-        known = [
-            _Known(attention, source, name, at, times)
-            for source in (inputs, inputs.other if name == "out" else None)
-            if source
-        ]
+        known = [source.expected(name, at) for source in sources]
+        limits = [source.allowed(name, attention.coarsest_dtype, at) * times for source in sources]
+        if matrices:
+            limits = [torch.tensor(TOLERANCE[attention.coarsest_dtype])]
         for (i, b), (j, head) in product(enumerate(shard.batch), enumerate(heads)):
-            of = known[-1 if has_other(b, head) else 0]
-            factor = inputs.factor(b, head // group) if name == "out" else None
-            (expected, size), allowed = of.rows(factor), of.allowed
+            of = -1 if has_other(b, head) else 0
+            (expected, size), allowed = known[of], limits[of]
+            if name == "out":
+                factor = inputs.factor(b, head // group)
+                expected, size = _as_output(attention, expected, size, factor)
             part = got[i, j, own].detach().float()
             error = (part - expected.float()).abs().amax(-1) / size.clamp_min(TINY)
             wrong = ~(error <= allowed.to(error))
@@ -124,29 +127,16 @@ def _describe_wrong_rows(
     return f"{count:,} of {total:,} rows of {what} are wrong: {first}"
 
 
-class _Known:
-    """What rows at some positions must be in heads with the same queries."""
+def _as_output(
+    attention: Attention, rows: Tensor, sizes: Tensor, factor: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Multiply rows (n, D) by the factor of a head's values and a module's matrices of v and out.
 
-    def __init__(
-        self, attention: Attention, inputs: SpecialInputs, name: str, at: Tensor, times: float
-    ) -> None:
-        self._attention = attention
-        self._rows, self._sizes = inputs.expected(name, at)
-        self._of_all = _project(attention, self._rows, self._sizes)
-        self.allowed = inputs.allowed(name, attention.coarsest_dtype, at) * times
-        if attention.projections():
-            self.allowed = torch.full_like(self.allowed, TOLERANCE[attention.coarsest_dtype])
-
-    def rows(self, factor: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the rows (n, D) of a head whose values have this factor, and their sizes."""
-        if factor is None:
-            return self._of_all
-        factor = factor.to(self._rows)
-        return _project(self._attention, self._rows * factor, self._sizes * factor.max())
-
-
-def _project(attention: Attention, rows: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
-    """Multiply rows (n, D) by a module's matrices of v and out; return them and their sizes."""
+    Returns them with their sizes.
+    """
+    if factor is not None:
+        factor = factor.to(rows)
+        rows, sizes = rows * factor, sizes * factor.max()
     matrices = attention.projections()
     for name in ("v", "out"):
         if name in matrices:
