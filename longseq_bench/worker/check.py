@@ -32,7 +32,7 @@ from torch import Tensor
 from longseq_bench.attention.base import Attention
 from longseq_bench.core.model import DType
 from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.shard import all_gather, all_reduce_max
+from longseq_bench.distributed.shard import all_gather
 from longseq_bench.kernels.base import Triple
 from longseq_bench.worker.reference import CheckedRows, Reference, Sum
 
@@ -99,15 +99,12 @@ class Errors:
         if not self.sums.size:
             self.sums = np.zeros((len(NAMES), self.heads, _SUMS))
 
-    def add(
-        self, name: str, got: Tensor, expected: Sum, magnitude: float | None = None, head: int = 0
-    ) -> None:
+    def add(self, name: str, got: Tensor, expected: Sum, head: int = 0) -> None:
         """Compare rows (tokens, D) of the tensor `name` with the reference.
 
         NaN or infinity in `got` is an infinite error. A row that is zero in the reference is
-        compared with the largest magnitude of the tensor.
+        compared with the largest magnitude of these rows.
 
-        magnitude: that one, if `expected` is only a part of the tensor.
         head: of the rows; its slope has its own bound.
         """
         if not len(got):
@@ -117,7 +114,7 @@ class Errors:
             self.largest[name] = math.inf
             return
         scale = expected.value.abs()
-        largest = float(scale.max()) if magnitude is None else magnitude
+        largest = float(scale.max())
         scale = (scale if expected.size is None else scale.maximum(expected.size)).amax(-1)
         scale = scale.where(scale > 0, max(largest, TINY))[:, None]
         error = (got - expected.value) / scale
@@ -136,19 +133,17 @@ class Errors:
 
     def largest_over_ranks(self, group: Group) -> Errors:
         """Return the errors of all ranks. All ranks must call it."""
-        own = [self.largest.get(name, -1.0) for name in NAMES]
-        every = torch.tensor(all_gather(group, own), dtype=torch.float64)
-        worst, at = (found.tolist() for found in every.max(0))
-        plain = torch.tensor([self.plain.get(name, -1.0) for name in NAMES], dtype=torch.float64)
-        usual = all_reduce_max(group, plain).tolist()
-        checked = [i for i, error in enumerate(worst) if error >= 0]
+        every = all_gather(group, self)
+        checked = [name for name in NAMES if any(name in one.largest for one in every)]
+        errors = {name: [one.largest.get(name, -1.0) for one in every] for name in checked}
+        ranks = {name: found.index(max(found)) for name, found in errors.items()}
         return replace(
             self,
-            largest={NAMES[i]: worst[i] for i in checked},
-            ranks={NAMES[i]: at[i] for i in checked} if group.size > 1 else {},
-            plain={name: error for name, error in zip(NAMES, usual, strict=True) if error >= 0},
+            largest={name: max(found) for name, found in errors.items()},
+            ranks=ranks if group.size > 1 else {},
+            plain={name: max(one.plain.get(name, 0.0) for one in every) for name in checked},
             world_size=group.size,
-            sums=group.all_sum(torch.from_numpy(self.sums)).numpy(),
+            sums=np.sum([one.sums for one in every], 0),
         )
 
     @property
@@ -248,18 +243,16 @@ def check(
     grad_out: like out; it must be zero outside `rows`.
     grads: dq (compared at `rows`), dk and dv, or None for a forward alone.
     """
-    w, dtype = attention.workload, attention.coarsest_dtype
+    w = attention.workload
     errors = Errors(w.heads, group=w.heads // w.kv_heads)
     share = ROUNDED_SHARE * (1 + _FEW_VALUES / w.v_head_dim) * math.sqrt(attention.group.size)
     matrices: dict[str, Tensor] = {}
     with torch.no_grad():
         reference = Reference(attention, inputs, rows)
         for batch in reference.slabs():
-            q = reference.rows_of(reference.q, batch)
-            checked = [CheckedRows(reference, batch, q)]
-            if dtype != "float32":
-                checked.append(CheckedRows(reference, batch, q, getattr(torch, dtype)))
-            exact = checked[0]
+            checked = [exact := CheckedRows(reference, batch)]
+            if attention.coarsest_dtype != "float32":
+                checked.append(CheckedRows(reference, batch, exact))
             size = exact.out.abs() + share * exact.magnitudes
             expected = _with_plain(Sum(exact.out, size), *(Sum(one.out) for one in checked[1:]))
             _compare_rows(errors, "out", reference, out, batch, expected)
@@ -301,12 +294,9 @@ def is_finite(tensor: Tensor) -> bool:
 
 def count_zero_rows(out: Tensor, group: Group) -> tuple[int, int]:
     """Return how many (batch, head, token) rows of the output are zero, and all, over all ranks."""
-    zeros = rows = 0
-    for part in row_slices(out):
-        zeros += int((part.abs().amax(-1) == 0).sum())
-        rows += len(part)
-    zeros, rows = group.all_sum(torch.tensor([zeros, rows])).tolist()
-    return int(zeros), int(rows)
+    zeros = sum(int((part == 0).all(-1).sum()) for part in row_slices(out))
+    of_all = group.all_sum(torch.tensor([zeros, out.shape[:3].numel()]))
+    return int(of_all[0]), int(of_all[1])
 
 
 def _compare_gradients(
@@ -322,10 +312,10 @@ def _compare_gradients(
         found = zip(*(rows.add_keys(chunk) for rows in checked), strict=True)
         for name, gradient, sums in zip(("dk", "dv"), grads[1:], found, strict=True):
             got = reference.own(gradient[i, j, chunk.at])
-            errors.add(name, got[kept], _with_plain(*sums), head=chunk.head)
-            # no checked row sees the others: they have no gradient
-            got[kept] = 0
+            errors.add(name, got[kept], _with_plain(*sums), chunk.head)
             if chunk.kept is not None:
+                # no checked row sees the others: they have no gradient
+                got[kept] = 0
                 largest = sums[0].value.abs().max() if len(chunk.kept) else 0.0
                 rest = float(got.abs().max().nan_to_num(math.inf))
                 errors.raise_to(name, rest / max(float(largest), TINY))
@@ -342,7 +332,5 @@ def _compare_rows(
 ) -> None:
     """Compare this rank's checked rows of a tensor that is sharded like q."""
     for b, head in reference.own_queries(batch):
-        index = b - batch.start, head
-        magnitude = float(expected.value[index].abs().max())
-        own = expected.at(index, reference.row_index)
-        errors.add(name, reference.own_rows(got, b, head), own, magnitude, head)
+        own = expected.at((b - batch.start, head), reference.row_index)
+        errors.add(name, reference.own_rows(got, b, head), own, head)

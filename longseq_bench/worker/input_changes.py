@@ -41,9 +41,8 @@ class InputChanges:
         shapes: list[tuple[int, ...]] = [(w.head_dim,), (w.v_head_dim,)]
         if attention.projections() or attention.chooses_layout:
             shapes = [(w.batch, w.kv_heads)] * 2
-        sizes, powers = [*map(prod, shapes)], _POWERS
-        if attention.coarsest_dtype == "float16":
-            powers = 1
+        sizes = [*map(prod, shapes)]
+        powers = 1 if attention.coarsest_dtype == "float16" else _POWERS
         count = powers**2 * 2 ** sum(sizes)
         # multiples of an odd number differ from each other, modulo a power of two
         self._step = self._step or self._random.randrange(1, count, 2)

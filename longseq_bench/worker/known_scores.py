@@ -45,7 +45,7 @@ from longseq_bench.core.model import DType, Workload
 from longseq_bench.patterns import Ints
 from longseq_bench.patterns.visible_keys import visible_keys
 from longseq_bench.worker.prefix_sums import PrefixSums
-from longseq_bench.worker.special_inputs import ConstantValues, SpecialInputs, chunk_rows
+from longseq_bench.worker.special_inputs import SpecialInputs, chunk_rows
 
 MATCHING, TWO_LEVEL, EQUAL = "matching scores", "two-level scores", "equal scores"
 MIXED, EXCHANGED = "matching and two-level scores", "two-level and matching scores"
@@ -83,6 +83,7 @@ class KnownScores(SpecialInputs):
     """Inputs of matching rows, of two-level rows, or of both: `name` is one of the names above."""
 
     float32_tolerance = 2e-5
+    written = "q", "k", "v", "grad_out"
 
     def __init__(self, workload: Workload, name: str) -> None:
         super().__init__(workload)
@@ -99,6 +100,11 @@ class KnownScores(SpecialInputs):
         self._has_outliers = name not in (TWO_LEVEL, EQUAL) and d >= self._bits + 5
         if self._has_outliers:
             self._u[-1] = 0
+        has_unique_codes = workload.seq_len <= 2 ** (self._bits - 1)
+        if name == TWO_LEVEL:
+            self.gradients = "dq", "dk", "dv"
+        elif name == MATCHING and has_unique_codes:
+            self.gradients = ("dv",)
         self._visible = visible_keys(workload)
         tokens, block = workload.seq_len, chunk_rows(workload.seq_len)
         self._values_before = PrefixSums(self._value_terms, tokens, block)
@@ -116,14 +122,6 @@ class KnownScores(SpecialInputs):
         other = KnownScores(self.workload, exchanged)
         other._values_before = self._values_before
         return other
-
-    @property
-    @override
-    def gradients(self) -> tuple[str, ...]:
-        if self.name == TWO_LEVEL:
-            return "dq", "dk", "dv"
-        has_unique_codes = self.workload.seq_len <= 2 ** (self._bits - 1)
-        return ("dv",) if self.name == MATCHING and has_unique_codes else ()
 
     @override
     def factor(self, b: int, kv_head: int) -> Tensor | None:
@@ -310,7 +308,7 @@ def choose_inputs(attention: Attention) -> list[SpecialInputs]:
     has_levels = attention.is_exact and is_short
     rest = [EQUAL if has_matrices else TWO_LEVEL] if has_levels else []
     if has_matrices or not (attention.is_exact or attention.sees_itself):
-        return [ConstantValues(w), *(KnownScores(w, name) for name in rest)]
+        return [SpecialInputs(w), *(KnownScores(w, name) for name in rest)]
     if w.train:
         rest.append(MATCHING)
     elif has_levels:

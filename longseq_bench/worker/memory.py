@@ -137,7 +137,8 @@ class FirstPass(TrialRun):
         log, meter = self.log, StoragePeak(self.trial.device, KernelWorkspace())
         with meta_mode.limited_loops(), self._limit(), meter:
             self._run("loops capped")
-        log.measurements = list(meter.measurements())
+        log.measurements.clear()
+        log.extend(meter.measurements())
         log.add("own_tokens", "1", self.attention.shard.tokens)
         log.facts |= {"memory_meter": meter.name, "fit_only": "loops capped; nothing was checked"}
         log.facts |= self.attention.facts()

@@ -60,10 +60,8 @@ class Sum:
 
     def at(self, head: tuple[int, int], rows: Tensor) -> "Sum":
         """Return some rows of a head, by its index."""
-        tensors = self.value, self.size, self.plain
-        value, *others = (None if t is None else t[head][rows] for t in tensors)
-        assert value is not None
-        return Sum(value, *others)
+        others = (None if t is None else t[head][rows] for t in (self.size, self.plain))
+        return Sum(self.value[head][rows], *others)
 
 
 @dataclass(frozen=True)
@@ -247,9 +245,9 @@ class Reference:
 class CheckedRows:
     """Output and gradients of the checked rows of some rows of the batch; all (B, Hq, R, D or Dv).
 
-    dtype: None: exactly, in float64. Else as a plain implementation in this dtype, which is what a
-    user would write: scores, softmax and products in torch, each result rounded, sums in float32.
-    Its errors are the measure for those of an implementation (check.py).
+    exact: None: these are in float64. Else they are as a plain implementation in half precision has
+    them, which is what a user would write: scores, softmax and products in torch, each result
+    rounded, sums in float32. Its errors are the measure for those of an implementation (check.py).
 
     Create it on all ranks; for gradients call `set_gradient`, feed every chunk of own keys to
     `add_keys`, and call `close`.
@@ -265,13 +263,18 @@ class CheckedRows:
     """
 
     def __init__(
-        self, reference: Reference, batch: range, raw_q: Tensor, dtype: torch.dtype | None = None
+        self, reference: Reference, batch: range, exact: "CheckedRows | None" = None
     ) -> None:
-        """Compute the output by the online softmax. raw_q: q in float64, before its projection."""
-        self._reference, self._batch, self._raw_q, self._dtype = reference, batch, raw_q, dtype
-        self._q = self._round(reference.projected(raw_q, "q"))
+        """Compute the output by the online softmax over all keys."""
+        dtype = getattr(torch, reference.attention.coarsest_dtype) if exact else None
+        self._reference, self._batch, self._dtype = reference, batch, dtype
+        self._raw_q: Tensor = exact._raw_q if exact else reference.rows_of(reference.q, batch)
+        self._q = self._round(reference.projected(self._raw_q, "q"))
         v_head_dim = reference.workload.v_head_dim
         row_max = self._q.new_full((*self._q.shape[:3], 1), -math.inf)
+        if exact:
+            # softmax rounds weights that are divided by their sum: in float16 small ones lose bits
+            row_max = exact._lse.to(self._q)
         total = torch.zeros_like(row_max)
         attended = self._q.new_zeros(*self._q.shape[:3], v_head_dim * (1 if dtype else 2))
         for chunk in reference.chunks(batch, counted_only=True):
@@ -287,7 +290,7 @@ class CheckedRows:
         global_max = all_reduce_max(reference.group, row_max.cpu()).to(reference.device)
         scale = _exp_inplace(row_max.clone(), global_max)
         total, attended = (reference.all_sum(t * scale) for t in (total, attended))
-        self._lse = global_max + total.log()
+        self._lse: Tensor = global_max + total.log()
         attended = self._round(attended / total.where(total > 0, 1.0))
         self._attended, self.magnitudes = attended[..., :v_head_dim], attended[..., v_head_dim:]
         out, matrix = self._attended, reference.matrices.get("out")

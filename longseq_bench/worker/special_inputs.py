@@ -7,13 +7,10 @@ pattern. Queries are 64 times as large as normally distributed ones, so scores r
 known_scores.py has the others.
 """
 
-from abc import ABC, abstractmethod
 from itertools import product
-from typing import ClassVar
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from longseq_bench.attention.base import Attention
 from longseq_bench.core.model import DType, Workload
@@ -45,43 +42,41 @@ def has_other(b: int, head: int) -> bool:
     return (b.bit_count() + head.bit_count()) % 2 == 1
 
 
-class SpecialInputs(ABC):
+class SpecialInputs:
     """Inputs of a workload by position, and what attention must return for them.
 
-    Positions are int64 tensors (n), on the device on which the rows are needed.
+    By itself it has constant values: one vector for all values of a head; keys stay, and queries
+    but for a factor. Positions are int64 tensors (n), on the device on which the rows are needed.
 
     name: for the record.  written: the inputs that `fill` replaces.
     float32_tolerance: the allowed error of a float32 row over its magnitude.
+    gradients: those that are known, of dq, dk and dv; without a module's matrices.
     sums: what `expected` keeps on the device.
     other: inputs with the same keys and values, whose queries and outputs some heads have instead,
     so that no row is right in all heads (`has_other`); None: all heads have the same queries.
     """
 
-    name: str
-    float32_tolerance: ClassVar[float]
-    written: ClassVar[tuple[str, ...]] = ("q", "k", "v", "grad_out")
-
+    name = "constant values"
+    float32_tolerance = 6e-5
+    written: tuple[str, ...] = ("v",)
+    gradients: tuple[str, ...] = ()
     sums: tuple[PrefixSums, ...] = ()
     other: "SpecialInputs | None" = None
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
 
-    @property
-    def gradients(self) -> tuple[str, ...]:
-        """The gradients that are known, of dq, dk and dv; without a module's matrices."""
-        return ()
-
-    @abstractmethod
     def inputs(self, name: str, positions: Tensor) -> Tensor:
         """Return rows (n, D) of q and k, (n, Dv) of v and grad_out; v is multiplied by `factor`."""
+        return torch.ones(len(positions), self.workload.v_head_dim)
 
-    @abstractmethod
     def expected(self, name: str, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return rows (n or 1, D) of `out` or of a gradient, and their magnitudes (n or 1).
 
         `out` is multiplied by `factor`; dk and dv are summed over query heads.
         """
+        rows = torch.ones(1, self.workload.v_head_dim, device=positions.device).double()
+        return rows, rows[:, 0]
 
     def factor(self, b: int, kv_head: int) -> Tensor | None:
         """Return the factor (Dv) of a head's values; None: 1 for all heads."""
@@ -118,26 +113,5 @@ class SpecialInputs(ABC):
             for (i, b), (j, head) in product(enumerate(at.batch), enumerate(at.kv_heads)):
                 if (factor := self.factor(b, head)) is not None:
                     pass_.inputs[2][i, j] *= factor.to(pass_.inputs[2])
-
-
-class ConstantValues(SpecialInputs):
-    """One vector for all values of a head; queries and keys stay, but for a factor of queries."""
-
-    name = "constant values"
-    float32_tolerance = 6e-5
-    written = ("v",)
-
-    @override
-    def inputs(self, name: str, positions: Tensor) -> Tensor:
-        return torch.ones(len(positions), self.workload.v_head_dim)
-
-    @override
-    def expected(self, name: str, positions: Tensor) -> tuple[Tensor, Tensor]:
-        rows = torch.ones(1, self.workload.v_head_dim, device=positions.device).double()
-        return rows, rows[:, 0]
-
-    @override
-    def fill(self, attention: Attention, pass_: Pass, forward_only: bool = False) -> None:
-        super().fill(attention, pass_, forward_only)
-        with torch.no_grad():
-            pass_.inputs[0].mul_(_HARD_FACTOR)
+            if "q" not in self.written:
+                pass_.inputs[0].mul_(_HARD_FACTOR)

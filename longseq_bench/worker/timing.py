@@ -59,12 +59,8 @@ def measure_matmul_rate(group: Group, device: str, dtype: DType) -> float:
 def _product_s(group: Group, device: str, dtype: DType, size: int) -> float:
     generator = torch.Generator(device).manual_seed(0)
     # equal numbers need less power: a GPU multiplies ones a ninth faster
-    a, b = (
-        torch.empty(size, size, dtype=getattr(torch, dtype), device=device).normal_(
-            generator=generator
-        )
-        for _ in range(2)
-    )
+    drawn = {"dtype": getattr(torch, dtype), "device": device, "generator": generator}
+    a, b = (torch.randn(size, size, **drawn) for _ in range(2))
     out = torch.empty_like(a)
     return _fastest_s(group, device, lambda: torch.mm(a, b, out=out))
 

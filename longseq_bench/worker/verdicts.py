@@ -266,17 +266,15 @@ class Verdicts(TrialRun):
         pass_.out = pass_.grads = None
         if trial.device == "cuda":
             torch.cuda.empty_cache()
-        skipped: dict[str, str] = {}
         if reason := self._too_much_work():
-            skipped = dict.fromkeys(rows.not_done, reason)
+            if skipped := rows.not_done:
+                self.log.facts["every_row_skipped"] = dict.fromkeys(skipped, reason)
         else:
             for run, layer in self.layers(pass_):
                 of_layer = rows if layer is pass_ else EveryRowCheck(run.attention)
                 run.check_special_inputs(of_layer, layer)
                 rows.reason = rows.reason or of_layer.reason
         self.log.facts["every_row_checked"] = rows.done
-        if skipped:
-            self.log.facts["every_row_skipped"] = skipped
         return _wrong(agree(rows.reason, attention.group))
 
     def check_special_inputs(self, rows: EveryRowCheck, pass_: Pass) -> None:

@@ -28,7 +28,7 @@ from longseq_bench.worker.messages import MeasurementLog, MessageSender
 from longseq_bench.worker.passes import Pass, draw_inputs, run_forward, run_pass
 from longseq_bench.worker.prefix_sums import PrefixSums
 from longseq_bench.worker.row_check import EveryRowCheck, find_wrong_rows
-from longseq_bench.worker.special_inputs import ConstantValues, SpecialInputs
+from longseq_bench.worker.special_inputs import SpecialInputs
 from longseq_bench.worker.verdicts import Verdicts
 from tests.attention.test_contract import CASES
 from tests.make import trial
@@ -66,7 +66,7 @@ def filled(expected: SpecialInputs, attention: Attention) -> Pass:
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_single_wrong_row_of_100_000_is_found_by_either_input(causal: bool) -> None:
     attention = exact(causal=causal)
-    expected: SpecialInputs = ConstantValues(attention.workload)
+    expected = SpecialInputs(attention.workload)
     one = filled(expected, attention)
     one.out = one.inputs[2].repeat_interleave(2, 1)
     assert find_wrong_rows(attention, expected, one) is None
@@ -89,13 +89,13 @@ def test_a_single_wrong_row_of_100_000_is_found_by_either_input(causal: bool) ->
 
 def test_constant_rows_are_where_the_results_are() -> None:
     positions = torch.arange(3, device="meta")
-    found = ConstantValues(exact(500).workload).expected("out", positions)
+    found = SpecialInputs(exact(500).workload).expected("out", positions)
     assert [t.device.type for t in found] == ["meta", "meta"]
 
 
 def test_heads_have_different_constants_and_only_uncovered_rows_may_be_zero() -> None:
     attention = exact(500)
-    expected = ConstantValues(attention.workload)
+    expected = SpecialInputs(attention.workload)
     one = filled(expected, attention)
 
     def found(out: Tensor, of: Attention = attention) -> str | None:
@@ -366,7 +366,7 @@ def test_right_implementations_pass(name: str, options: dict[str, Any], dtype: A
     attention.prepare("cpu")
     assert judge(attention) is None
     check, one = EveryRowCheck(attention), drawn(attention)
-    with check.check(one, ConstantValues(w)):
+    with check.check(one, SpecialInputs(w)):
         run_forward(attention, one)
     assert check.reason is None
 
