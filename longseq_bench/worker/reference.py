@@ -283,7 +283,7 @@ class CheckedRows:
             for head, row in reference.heads_of(chunk, batch):
                 scores = self._scores(chunk, head, row)
                 old_max = row_max[row].clone()
-                row_max[row] = old_max.maximum(scores.amax(-1, keepdim=True))
+                row_max[row] = old_max if exact else old_max.maximum(scores.amax(-1, keepdim=True))
                 scale, weights = (_exp_inplace(t, row_max[row]) for t in (old_max, scores))
                 total[row] = total[row] * scale + weights.sum(-1, keepdim=True)
                 attended[row] = attended[row] * scale + self._round(weights) @ values
@@ -347,7 +347,7 @@ class CheckedRows:
         return self._before(self._round(dq), squares, "q")
 
     def _round(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self._dtype).float() if self._dtype else tensor
+        return tensor.float().to(self._dtype).float() if self._dtype else tensor
 
     def _scores(self, chunk: KeyChunk, head: int, row: tuple[int, int]) -> Tensor:
         """Return the scores (R, K) plus the logarithm of each key's multiplicity."""
@@ -357,7 +357,7 @@ class CheckedRows:
         else:
             scores = (self._q[row] * scale) @ chunk.keys.T
         seen = self._reference.log_multiplicity(chunk, head)
-        return scores if seen is None else scores.add_(seen)
+        return scores if seen is None else scores.add_(seen.to(scores))
 
     def _add_to_matrix(self, name: str, x: Tensor, gradient: Tensor, squares: Tensor) -> None:
         """Add to a matrix's gradient, given its input x and the gradient of the product."""
