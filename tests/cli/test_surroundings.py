@@ -21,7 +21,7 @@ def test_a_file_that_is_too_large_is_refused(capfd: Capture) -> None:
         stream.truncate(1 << 40)
     assert "sparse has more than 256 KiB" in refusal(capfd, "sweep", "sparse")
     assert "sparse has more than 16 MiB" in refusal(capfd, *PLAN, "--model", "sparse")
-    assert "sparse has more than 2 MiB" in refusal(capfd, *PLAN, "--hardware", "sparse")
+    assert "sparse has more than 16 MiB" in refusal(capfd, *PLAN, "--hardware", "sparse")
 
 
 @pytest.mark.parametrize("command", ["show out", "compare out out"])
