@@ -289,12 +289,16 @@ def row_slices(tensor: Tensor) -> Iterator[Tensor]:
 
 def is_finite(tensor: Tensor) -> bool:
     """Return True if every number of a tensor (B, H, N, D) is finite."""
-    return all(bool(torch.isfinite(part).all()) for part in row_slices(tensor))
+    # a sum is not finite if a term is not, and 20 times as fast; it may overflow, though
+    return all(
+        bool(torch.isfinite(part.sum()) or torch.isfinite(part).all())
+        for part in row_slices(tensor)
+    )
 
 
 def count_zero_rows(out: Tensor, group: Group) -> tuple[int, int]:
     """Return how many (batch, head, token) rows of the output are zero, and all, over all ranks."""
-    zeros = sum(int((part == 0).all(-1).sum()) for part in row_slices(out))
+    zeros = sum(int((part.abs().amax(-1) == 0).sum()) for part in row_slices(out))
     of_all = group.all_sum(torch.tensor([zeros, out.shape[:3].numel()]))
     return int(of_all[0]), int(of_all[1])
 
