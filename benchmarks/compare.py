@@ -3,9 +3,9 @@
 1. busy: the same function twice, one run beside busy processes, nothing else to compare with. Any
    PASS or FAIL is wrong.
 2. control: a function that takes 8 % longer, beside an unchanged sdpa; busy processes make the
-   machine up to twice as slow during one of the two runs. FAIL is right. In half as many pairs the
-   function is the same, and there FAIL is wrong.
-3. run: `compare --run` of a function that takes 3 % longer; of the same one in half as many pairs.
+   machine up to twice as slow during one of the two runs. FAIL is right. In a quarter as many
+   pairs the function is the same, and there FAIL is wrong.
+3. run: `compare --run` of a function that takes 3 % longer; of the same one in a quarter as many.
 
 Options: --pairs 20 --rounds 10 --parts busy,control,run. About an hour on two cores.
 
@@ -106,9 +106,9 @@ class Words:
         self._of: dict[float, list[str]] = {more: [], 0.0: []}
 
     def shares(self, pairs: int) -> Iterator[float]:
-        """Yield the additional work of each pair; every third has none."""
-        for i in range(pairs + pairs // 2):
-            yield 0.0 if i % 3 == 2 else self._more
+        """Yield the additional work of each pair; every fifth has none."""
+        for i in range(pairs + pairs // 4):
+            yield 0.0 if i % 5 == 4 else self._more
 
     def add(self, share: float, found: dict[str, Any], text: str = "") -> None:
         """Keep an answer and print it with the ratio of the function that may have changed."""
