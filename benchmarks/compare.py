@@ -2,9 +2,9 @@
 
 1. busy: the same function twice, one run beside busy processes, nothing else to compare with. Any
    PASS or FAIL is wrong.
-2. control: a function that takes 8 % longer, beside an unchanged sdpa; busy processes make the
-   machine up to twice as slow during one of the two runs. FAIL is right. In a quarter as many
-   pairs the function is the same, and there FAIL is wrong.
+2. control: a function that takes 8 % longer, beside an unchanged sdpa; during one of the two runs
+   another process takes a share of each core, so that the machine is up to twice as slow. FAIL is
+   right. In a quarter as many pairs the function is the same, and there FAIL is wrong.
 3. run: `compare --run` of a function that takes 3 % longer; of the same one in a quarter as many.
 
 Options: --pairs 20 --rounds 10 --parts busy,control,run. About an hour on two cores.
@@ -15,6 +15,7 @@ With --simulate: records made by chance on a machine whose speed changes, in sec
 import argparse
 import json
 import math
+import os
 import subprocess
 import sys
 import tempfile
@@ -43,7 +44,19 @@ ROWS = {0.0: 0.0, 0.03: 0.022, 0.08: 0.067}
 """The share of query rows that takes so much of the time: rows are slower in a small batch."""
 TRIAL = ("--tokens", "2k", "--threads", "1", "--device", "cpu", "--time-cap", "0.3s")
 """One thread is disturbed least; docs/regression-checks.md says so to users."""
-SPIN = "while True: pass"
+SPIN = """
+import os, sys, time
+cpu, share = int(sys.argv[1]), float(sys.argv[2])
+if share < 1:
+    os.sched_setaffinity(0, [cpu])
+while True:
+    end = time.perf_counter() + 0.01 * share
+    while time.perf_counter() < end:
+        pass
+    if share < 1:
+        time.sleep(0.01 * (1 - share))
+"""
+"""Keeps a core busy: any one, or for a share of each 10 ms a given one."""
 
 
 def main() -> int:
@@ -65,7 +78,8 @@ def busy(args: argparse.Namespace) -> bool:
     print(f"1. the same code, busy processes in one run, no control; {args.rounds} rounds")
     words = []
     for i in range(args.pairs):
-        found, speed = apart(Random(i), args.rounds, 0.0, [])
+        rng = Random(i)
+        found, speed = apart(rng, args.rounds, 0.0, [], [1.0] * rng.choice((1, 2)))
         words.append(found["verdict"])
         print(f"   {i + 1:3} {found['verdict']:9} machine {speed:.2f}x as slow", flush=True)
     print(f"{tally(words)}\n", flush=True)
@@ -77,7 +91,9 @@ def control(args: argparse.Namespace) -> bool:
     print(f"2. sdpa as control, busy processes in one run; {args.rounds} rounds")
     words = Words(0.08)
     for i, share in enumerate(words.shares(args.pairs)):
-        found, speed = apart(Random(i), args.rounds, share, ["--impl", "sdpa"])
+        rng = Random(i)
+        taken = [rng.uniform(0, 0.99)] * (os.cpu_count() or 1)
+        found, speed = apart(rng, args.rounds, share, ["--impl", "sdpa"], taken)
         words.add(share, found, f"; machine {speed:.2f}x as slow")
     return words.sum_up()
 
@@ -127,10 +143,11 @@ class Words:
 
 
 def apart(
-    rng: Random, rounds: int, share: float, others: list[str]
+    rng: Random, rounds: int, share: float, others: list[str], taken: list[float]
 ) -> tuple[dict[str, Any], float]:
     """Sweep before and after an edit, one of them disturbed; return the answer of `compare`.
 
+    taken: the share of its core that each process takes that disturbs.
     The second value is the ratio of the slower side's times to the other's: sdpa's if it is there.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -138,7 +155,7 @@ def apart(
         sides = [str(Path(folder, name)) for name in ("before", "after")]
         for i, side in enumerate(sides):
             file.write_text(FUNCTION.format(share=ROWS[share if i else 0.0]))
-            with spinning(rng.choice((1, 2)) if i == disturbed else 0):
+            with spinning(taken if i == disturbed else []):
                 longseq(
                     "sweep", "--impl", f"{file}:attend", *others, *TRIAL,
                     "--rounds", str(rounds), "--out", side,
@@ -150,9 +167,10 @@ def apart(
 
 
 @contextmanager
-def spinning(processes: int) -> Iterator[None]:
-    """Keep so many processes busy, as other users of the machine would."""
-    started = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(processes)]
+def spinning(taken: list[float]) -> Iterator[None]:
+    """Keep processes busy, as other users of the machine would."""
+    commands = [[sys.executable, "-c", SPIN, str(cpu), str(t)] for cpu, t in enumerate(taken)]
+    started = [subprocess.Popen(command) for command in commands]
     try:
         yield
     finally:

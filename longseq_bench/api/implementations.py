@@ -146,10 +146,8 @@ def _pickle(function: Callable[..., Any], plain: FunctionType, folder: Path | No
     return f"{_short(path)}:{name}"
 
 
-@cache
-def _scratch() -> tempfile.TemporaryDirectory[str]:
-    """Return a folder that is deleted when this process ends."""
-    return tempfile.TemporaryDirectory(prefix="longseq-")
+_scratch = cache(lambda: tempfile.TemporaryDirectory(prefix="longseq-"))
+"""Returns a folder that is deleted when this process ends."""
 
 
 def _short(path: Path) -> str:

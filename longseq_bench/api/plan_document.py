@@ -225,9 +225,9 @@ def _headroom(prediction: Prediction) -> int:
     return (prediction.trial.memory_budget or 0) - prediction.estimate.budget_bytes
 
 
-def _seconds(prediction: Prediction) -> str:
-    """Return the time of a pass in words, or its range."""
-    return " to ".join(format_seconds(times.total) for times, _ in prediction.ends)
+def _seconds(prediction: Prediction, layers: int = 1) -> str:
+    """Return the time of a pass over layers in words, or its range."""
+    return " to ".join(format_seconds(layers * times.total) for times, _ in prediction.ends)
 
 
 def _step_seconds(prediction: Prediction, model: ModelPlan, bandwidth: float) -> str | None:
@@ -244,8 +244,7 @@ def _attention_seconds(prediction: Prediction, model: ModelPlan) -> str | None:
     kinds = [kind for kind in model.shape.kinds if kind.heads]
     if prediction.trial.workload.decode or len(kinds) != 1 or kinds[0].window:
         return None
-    layers = kinds[0].layers
-    return " to ".join(format_seconds(layers * times.total) for times, _ in prediction.ends)
+    return _seconds(prediction, kinds[0].layers)
 
 
 def _columns(plan: Plan) -> list[ValueColumn]:

@@ -9,8 +9,7 @@ prefix:P                 the keys up to its own position, and the first P (prefi
 documents:LENGTHS        of documents that are packed into one sequence: the keys of its own
                          document up to its own position
 full-documents:LENGTHS   every key of its own document
-chunked:C                documents of C tokens each: the keys of its own chunk up to its own
-                         position (Llama 4)
+chunked:C                the same as documents:C, as Llama 4 has it
 
 LENGTHS is one number (all documents have this length, the last one the rest), several numbers with
 commas between them that add up to the sequence, or the name of a distribution of DISTRIBUTIONS,
