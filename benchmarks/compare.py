@@ -7,7 +7,7 @@
    right. In a quarter as many pairs the function is the same, and there FAIL is wrong.
 3. run: `compare --run` of a function that takes 3 % longer; of the same one in a quarter as many.
 
-Options: --pairs 20 --rounds 10 --parts busy,control,run. About an hour on two cores.
+Options: --pairs 20 --rounds 12 --parts busy,control,run. About an hour on two cores.
 
 With --simulate: records made by chance on a machine whose speed changes, in seconds.
 """
@@ -62,7 +62,7 @@ while True:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--parts", default="busy,control,run")
     parser.add_argument("--simulate", action="store_true", help="made-up records")
     args = parser.parse_args()
