@@ -224,18 +224,10 @@ def _insert(rng: random.Random, text: str) -> str:
         "!!python/object/apply:os.system ", "!secret ", "!!binary ", "!!set ", "!!int ", "!!null ",
         "&a ", "*a ", "[", "{", "}", ": ", "- ", "\t", "\n", "\r", "\x00", "\x1b", "\ufeff",
         "---\n",
-        "%YAML 9.9\n", "? ", "| ", "> ", '"', "'", "#", "[" * 3000, "- " * 3000, "9" * 6000,
+        "%YAML 9.9\n", "? ", "| ", "> ", '"', "'", "#", "9" * 6000,
         str(rng.choice(WORDS)),
     ))  # fmt: skip
     return text[:at] + part + text[at:]
-
-
-def _bomb(rng: random.Random, text: str) -> str:
-    """Add aliases that repeat each other."""
-    lines = ["a0: &a0 [1, 2, 3, 4, 5, 6, 7, 8]\n"]
-    count = rng.choice((2, 8, 20))
-    lines += (f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 8)}]\n" for i in range(1, count))
-    return "".join(lines) + text
 
 
 def _change(rng: random.Random, text: str) -> str:
@@ -245,7 +237,7 @@ def _change(rng: random.Random, text: str) -> str:
     return text[:first] + middle + text[rng.choice((first + 1, last)) :]
 
 
-_MUTATIONS: tuple[Callable[[random.Random, str], str], ...] = (_insert, _change, _change, _bomb)
+_MUTATIONS: tuple[Callable[[random.Random, str], str], ...] = (_insert, _change, _change)
 
 
 def command_line(
