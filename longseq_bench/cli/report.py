@@ -49,15 +49,17 @@ def report(
         raise UserError("--format or --kind is empty; write --format md,csv --kind summary")
     file_formats = [name for name in format_names if name != TERMINAL]
     gc.disable()  # records and rows have no cycles, and each collection would visit them
-    found = load(*results)
-    if "html" in file_formats:
-        from longseq_bench.reports.render.html import start_vega
+    try:
+        found = load(*results)
+        if "html" in file_formats:
+            from longseq_bench.reports.render.html import start_vega
 
-        start_vega()  # while the documents are built
-    print_lines(found.notes, "yellow")
-    built = found.documents(kinds, baseline)
-    gc.freeze()
-    gc.enable()
+            start_vega()  # while the documents are built
+        print_lines(found.notes, "yellow")
+        built = found.documents(kinds, baseline)
+    finally:
+        gc.freeze()
+        gc.enable()
     paths = write_documents(built, out or found.folder or Path(), file_formats)
     if track:
         write_run(found, built[0], track)

@@ -62,10 +62,7 @@ class AllToAll:
         return full
 
     def to_tokens(self, full: Tensor, shard: Tensor, stage: HeadStage) -> None:
-        """Write all tokens of this rank's heads (B, h, M, D) into `shard` (B, H, m, D).
-
-        Heads that several ranks have are summed.
-        """
+        """Write its heads, copies summed, into a shard: (B, h, M, D) -> (B, H, m, D)."""
         for part in limited(range(self.parts), MAX_STEPS):
             by_heads, by_tokens = self._views(shard, full, stage, part)
             self._swap(by_tokens, by_heads, stage.copies)
@@ -102,9 +99,9 @@ class AllToAll:
             target.view(tensor.shape).copy_(tensor)
         self.group.all_to_all(packed_received, packed, received_sizes, sizes).wait()
         sources = torch.split(packed_received, received_sizes)
-        for i, tensor in list(enumerate(received))[::copies]:
+        for i in range(0, len(received), copies):
             same = torch.stack(sources[i : i + copies]).sum(0) if copies > 1 else sources[i]
-            tensor.copy_(same.view(tensor.shape))
+            received[i].copy_(same.view(received[i].shape))
 
 
 class GatherScatter(AllToAll):
