@@ -30,7 +30,7 @@ from longseq_bench.core.errors import UnsupportedError, WorldError
 from longseq_bench.core.model import DType, Workload
 from longseq_bench.core.registry import Registry
 from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.token_order import Positions, Shard, TokenOrder
+from longseq_bench.distributed.token_order import Positions, Shard, TokenOrder, count_tokens
 from longseq_bench.kernels.base import AttentionKernel, attend
 from longseq_bench.kernels.exact.base import AUTO, ExactKernel, Use, check_name, select
 from longseq_bench.patterns.visible_keys import visible_keys
@@ -126,8 +126,8 @@ class Attention(ABC):
         w = self.workload
         if self.group.size == 1 or self.order.ranks == 1:
             return Shard.full(w)
-        keys = self.order.positions(self.group.rank)
-        return Shard.of_tokens(w, np.asarray(w.queries) if w.decode else keys, keys)
+        keys = self.order.runs(self.group.rank)
+        return Shard.of_tokens(w, (w.queries,) if w.decode else keys, keys)
 
     @property
     def counts_traffic(self) -> bool:
@@ -248,9 +248,9 @@ class Attention(ABC):
         that exchanges tokens for heads overrides it. Ranks that repeat work have a sum above 1.
         """
         w, own = self.workload, self.shard
-        rows = len(own.queries) / len(w.queries)
+        rows = count_tokens(own.query_tokens) / len(w.queries)
         if self.is_exact:
-            rows = visible_keys(w).pairs(own.queries) / mask_pairs(w)
+            rows = visible_keys(w).pairs(own.query_tokens) / mask_pairs(w)
         return rows * len(own.batch) * len(own.heads) / (w.batch * w.heads)
 
     def bytes_to_read(self) -> int:

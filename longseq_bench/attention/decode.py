@@ -23,11 +23,12 @@ from longseq_bench.core.cost import mask_pairs
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.token_order import Positions
+from longseq_bench.distributed.token_order import Runs
 from longseq_bench.kernels import decode, sparse_selection
 from longseq_bench.kernels.base import AttentionKernel, OutputAndLse, Pair, Queries, Triple
 from longseq_bench.kernels.decode import SeenKeys, merge_partials
 from longseq_bench.kernels.exact.base import AUTO, ExactKernel, Use, select
+from longseq_bench.patterns import Ints
 from longseq_bench.patterns.visible_keys import VisibleKeys, visible_keys
 
 CacheKernel = Callable[
@@ -43,10 +44,15 @@ _READS = (
 )
 
 
-def seen_keys(visible: VisibleKeys, queries: Positions, keys: Positions) -> SeenKeys:
-    """Return which of a rank's keys, at ascending positions, each new token sees."""
-    first, stop = visible.first(queries), visible.stop(queries)
-    return SeenKeys(np.searchsorted(keys, first), np.searchsorted(keys, stop))
+def seen_keys(visible: VisibleKeys, queries: range, keys: Runs) -> SeenKeys:
+    """Return which of a rank's keys, in ascending runs, each new token sees."""
+    first, stop = (find(np.asarray(queries)) for find in (visible.first, visible.stop))
+
+    def count_before(ends: Ints, run: range) -> Ints:
+        return np.clip(-((run.start - ends) // run.step), 0, len(run))
+
+    counts = (np.sum([count_before(ends, run) for run in keys], 0) for ends in (first, stop))
+    return SeenKeys(*counts)
 
 
 def choose_kernel(requested: str, use: Use, w: Workload) -> tuple[CacheKernel, dict[str, str]]:
@@ -159,7 +165,8 @@ class DecodeRing(Ring):
 
     @cached_property
     def _seen(self) -> SeenKeys:
-        return seen_keys(visible_keys(self.workload), self.shard.queries, self.shard.keys)
+        w = self.workload
+        return seen_keys(visible_keys(w), w.queries, self.order.runs(self.group.rank))
 
     def prepare(self, device: str) -> None:
         """Choose the kernel of a step of decoding."""

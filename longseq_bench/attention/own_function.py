@@ -156,11 +156,12 @@ class OwnAttention(Attention):
             raise UnsupportedError(
                 f"{type(self).__name__} sends by itself, so it can't run without its other ranks"
             )
-        w, queries, place = self.workload, self.shard.queries, device_for(device)
+        w, place = self.workload, device_for(device)
         if w.mask is not None and ATTN_MASK in self._arguments:
-            self._arguments[ATTN_MASK] = visible_pairs_of(w, place, queries)
+            self._arguments[ATTN_MASK] = visible_pairs_of(w, place, self.shard.queries)
         if w.mask is not None and MASK_MOD in self._arguments:
-            self._arguments[MASK_MOD] = interval_mask_mod(visible_keys(w), queries, place)
+            mask_mod = interval_mask_mod(visible_keys(w), self.shard.queries, place)
+            self._arguments[MASK_MOD] = mask_mod
 
     @override
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -20,8 +20,8 @@ from torch import Tensor
 from longseq_bench.core.model import Workload
 from longseq_bench.core.ranks import longseq_wait_for_peers
 from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.token_order import Positions, Shard
-from longseq_bench.patterns.visible_keys import as_run, every_position
+from longseq_bench.distributed.token_order import Shard, count_tokens, indexed_runs
+from longseq_bench.patterns import Tokens
 
 Fingerprint = tuple[int, int, int]
 """Number, sum and sum of squares of some positions, modulo 2^64."""
@@ -43,8 +43,8 @@ class RankShard:
 
 def gather_shards(group: Group, shard: Shard) -> tuple[list[RankShard], list[RankShard]]:
     """Return the parts of q, and of k and v, on every rank. All ranks must call it."""
-    of_queries = RankShard(shard.batch, shard.heads, fingerprint(shard.queries))
-    of_keys = RankShard(shard.batch, shard.kv_heads, fingerprint(shard.keys))
+    of_queries = RankShard(shard.batch, shard.heads, fingerprint(shard.query_tokens))
+    of_keys = RankShard(shard.batch, shard.kv_heads, fingerprint(shard.key_tokens))
     every = all_gather(group, (of_queries, of_keys))
     return [queries for queries, _ in every], [keys for _, keys in every]
 
@@ -58,9 +58,8 @@ def is_owner(shards: Sequence[RankShard], rank: int, b: int, head: int) -> bool:
 
 def find_gap(w: Workload, queries: Sequence[RankShard], keys: Sequence[RankShard]) -> str | None:
     """Return a sentence about tokens that are on no rank, or in overlapping shards; else None."""
-    every = every_position(w.seq_len)
-    of_queries = "q", queries, w.heads, fingerprint(every[w.queries.start :])
-    of_keys = "k and v", keys, w.kv_heads, fingerprint(every)
+    of_queries = "q", queries, w.heads, fingerprint((w.queries,))
+    of_keys = "k and v", keys, w.kv_heads, fingerprint((range(w.seq_len),))
     for name, shards, heads, complete in (of_queries, of_keys):
         for b, head in product(range(w.batch), range(heads)):
             token_sets = {shard.tokens for shard in shards if shard.has(b, head)}
@@ -70,39 +69,49 @@ def find_gap(w: Workload, queries: Sequence[RankShard], keys: Sequence[RankShard
     return None
 
 
-def fingerprint(positions: Positions) -> Fingerprint:
+def fingerprint(tokens: Tokens) -> Fingerprint:
     """Return three numbers that identify a set of positions."""
-    if run := as_run(positions):
-        total = (run[0] + run[-1]) * len(run) // 2
-        squares = _sum_of_squares(run.stop) - _sum_of_squares(run.start)
+    if isinstance(tokens, tuple):
+        total = sum((run[0] + run[-1]) * len(run) // 2 for run in tokens if run)
+        squares = sum(map(_sum_of_squares, tokens))
     else:
-        total, squares = int(positions.sum()), int(np.dot(positions, positions))
-    return len(positions), total % 2**64, squares % 2**64
+        total, squares = int(tokens.sum()), int(np.dot(tokens, tokens))
+    return count_tokens(tokens), total % 2**64, squares % 2**64
 
 
-def _sum_of_squares(stop: int) -> int:
-    """Return 0² + 1² + ... + (stop - 1)²."""
-    return (stop - 1) * stop * (2 * stop - 1) // 6
+def _sum_of_squares(run: range) -> int:
+    """Return the sum of a² + 2 a s i + s² i², with the first number a and the step s."""
+    n, a, s = len(run), run.start, run.step
+    return n * a**2 + a * s * n * (n - 1) + s**2 * ((n - 1) * n * (2 * n - 1) // 6)
 
 
-def find_rows(positions: Positions, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Find those of `rows` (ascending positions) that are in `positions`.
+def find_rows(tokens: Tokens, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Find those of `rows` (ascending positions) that are among some tokens.
 
-    Returns their indices in `positions`, and their indices in `rows`. For example, of rows [2, 5]
+    Returns their indices among the tokens, and their indices in `rows`. For example, of rows [2, 5]
     positions [4, 5, 6] have the second one at index 1: ([1], [1]).
     """
+    if isinstance(tokens, tuple):
+        found = [_find_in_run(start, run, rows) for start, run in indexed_runs(tokens)]
+        empty = torch.arange(0)
+        own, of_rows = zip((empty, empty), *found, strict=True)
+        return torch.cat(own), torch.cat(of_rows)
     row_positions: NDArray[np.int64] = rows.numpy()
-    if run := as_run(positions):
-        first, last = np.searchsorted(row_positions, (run.start, run.stop))
-        return rows[first:last] - run.start, torch.arange(first, last)
     own_index, row_index = [np.arange(0)], [np.arange(0)]
-    for start in range(0, len(positions) if len(rows) else 0, _CHUNK):
-        chunk = positions[start : start + _CHUNK]
+    for start in range(0, len(tokens) if len(rows) else 0, _CHUNK):
+        chunk = tokens[start : start + _CHUNK]
         at = np.minimum(np.searchsorted(row_positions, chunk), len(row_positions) - 1)
         hits = np.nonzero(row_positions[at] == chunk)[0]
         own_index.append(hits + start)
         row_index.append(at[hits])
     return torch.from_numpy(np.concatenate(own_index)), torch.from_numpy(np.concatenate(row_index))
+
+
+def _find_in_run(start: int, run: range, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Find rows in a run, whose first token has the index `start`."""
+    steps = rows - run.start
+    at = ((steps >= 0) & (rows < run.stop) & (steps % run.step == 0)).nonzero()[:, 0]
+    return start + steps[at] // run.step, at
 
 
 def all_gather(group: Group, own: Any) -> list[Any]:

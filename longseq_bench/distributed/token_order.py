@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from longseq_bench.core.errors import WorldError
 from longseq_bench.core.model import Workload
-from longseq_bench.patterns.visible_keys import MaskTile, VisibleKeys, every_position, visible_keys
+from longseq_bench.patterns import Tokens
+from longseq_bench.patterns.visible_keys import MaskTile, VisibleKeys, visible_keys
 
 OrderName = Literal["contiguous", "zigzag", "striped"]
 Runs = tuple[range, ...]
@@ -45,30 +46,41 @@ class Shard:
     """Rows of the batch, heads, and global positions of tokens, each in local order.
 
     Several ranks may hold the same part of q, or of k and v; their values are then equal.
+    A dry run of many million tokens reads no position, so their arrays are made when read.
     """
 
     batch: range
     heads: range
     kv_heads: range
-    queries: Positions
-    keys: Positions
+    query_tokens: Tokens
+    key_tokens: Tokens
+
+    @cached_property
+    def queries(self) -> Positions:
+        """Positions of its queries, (queries,)."""
+        return positions_of(self.query_tokens)
+
+    @cached_property
+    def keys(self) -> Positions:
+        """Positions of its keys, (keys,)."""
+        is_same = self.key_tokens is self.query_tokens
+        return self.queries if is_same else positions_of(self.key_tokens)
 
     @property
     def tokens(self) -> int:
         """Number of its tokens: of its queries, or of its part of a cache, which are more."""
-        return max(len(self.queries), len(self.keys))
+        return max(map(count_tokens, (self.query_tokens, self.key_tokens)))
 
     @classmethod
     def full(cls, w: Workload) -> Shard:
         """Return a shard that holds everything."""
-        every = every_position(w.seq_len)
-        return cls.of_tokens(w, every[w.queries.start :], every)
+        return cls.of_tokens(w, (w.queries,), (range(w.seq_len),))
 
     @classmethod
-    def of_tokens(cls, w: Workload, positions: Positions, keys: Positions | None = None) -> Shard:
+    def of_tokens(cls, w: Workload, queries: Tokens, keys: Tokens | None = None) -> Shard:
         """Return all heads of some queries and of some keys; keys default to the same tokens."""
-        keys = positions if keys is None else keys
-        return cls(range(w.batch), range(w.heads), range(w.kv_heads), positions, keys)
+        keys = queries if keys is None else keys
+        return cls(range(w.batch), range(w.heads), range(w.kv_heads), queries, keys)
 
 
 @dataclass(frozen=True)
@@ -104,7 +116,7 @@ class TokenOrder:
     @property
     def counts(self) -> tuple[int, ...]:
         """Number of tokens of each rank."""
-        return tuple(sum(map(len, self.runs(rank))) for rank in range(self.ranks))
+        return tuple(count_tokens(self.runs(rank)) for rank in range(self.ranks))
 
     @cached_property
     def hops(self) -> int:
@@ -137,11 +149,16 @@ def order_for(name: OrderName, w: Workload, ranks: int) -> TokenOrder:
     return TokenOrder(name, w.seq_len, ranks, None if w.mask is None else visible_keys(w))
 
 
-def positions_of(runs: Runs) -> NDArray[np.int64]:
-    """Return all positions of some runs, in their order."""
-    if len(runs) == 1 and runs[0].step == 1:
-        return every_position(runs[0].stop)[runs[0].start :]
-    return np.concatenate([np.arange(0), *(np.arange(r.start, r.stop, r.step) for r in runs)])
+def positions_of(tokens: Tokens) -> Positions:
+    """Return all positions of some tokens, in their order."""
+    if not isinstance(tokens, tuple):
+        return tokens
+    return np.concatenate([np.arange(0), *(np.arange(r.start, r.stop, r.step) for r in tokens)])
+
+
+def count_tokens(tokens: Tokens) -> int:
+    """Return the number of some tokens."""
+    return sum(map(len, tokens)) if isinstance(tokens, tuple) else len(tokens)
 
 
 def indexed_runs(runs: Runs) -> Iterator[tuple[int, range]]:

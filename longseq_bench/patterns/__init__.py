@@ -5,3 +5,6 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 """Positions, or other integers."""
+
+Tokens = Ints | tuple[range, ...]
+"""Positions of tokens, in some order: an array, or runs, of which no array is made."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import pairwise
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from longseq_bench.core.masks import CAUSAL, FULL, PREFIX, WINDOW, Mask
 from longseq_bench.core.model import Workload
-from longseq_bench.patterns import Ints
+from longseq_bench.patterns import Ints, Tokens
 
 
 class VisibleKeys:
@@ -68,40 +68,26 @@ class VisibleKeys:
         visible: NDArray[np.bool_] = (keys >= first) & (keys < stop)
         return visible
 
-    def pairs(self, queries: Ints) -> int:
+    def pairs(self, queries: Tokens) -> int:
         """Return the number of keys that these queries see, added up."""
-        # without the ends of each query: a dry run asks this for many million queries
-        if self.mask.kind == FULL:
-            return len(queries) * self.tokens
-        if self.mask.kind == CAUSAL:
-            return int(queries.sum()) + len(queries)
+        if isinstance(queries, tuple):
+            return sum(map(self._pairs_of_run, queries))
         return int((self.stop(queries) - self.first(queries)).sum())
 
-    def share(self, queries: Ints) -> float:
+    def _pairs_of_run(self, run: range) -> int:
+        # without an array: a dry run asks this for many million queries
+        if run.step == 1:
+            before = partial(self.mask.pairs_before, tokens=self.tokens)
+            return before(run.stop) - before(run.start)
+        if self.mask.kind == FULL:
+            return len(run) * self.tokens
+        if self.mask.kind == CAUSAL:
+            return (run[0] + run[-1] + 2) * len(run) // 2
+        return self.pairs(np.arange(run.start, run.stop, run.step))
+
+    def share(self, queries: Tokens) -> float:
         """Return the share of all pairs that these queries see."""
         return self.pairs(queries) / self.mask.visible_pairs(self.tokens)
-
-
-_every = np.empty(0, dtype=np.int64)
-
-
-def every_position(tokens: int) -> Ints:
-    """Return 0 ... tokens - 1, (tokens,): the beginning of one array of this process. Don't write.
-
-    To make it takes as long as all else in a dry run of many million tokens.
-    """
-    global _every
-    if len(_every) < tokens:
-        _every = np.arange(tokens)
-    return _every[:tokens]
-
-
-def as_run(positions: Ints) -> range | None:
-    """Return an array of `every_position` as a range, without reading it; None for another."""
-    if positions.base is not _every or not len(positions):
-        return None
-    run = range(int(positions[0]), int(positions[-1]) + 1)
-    return run if len(run) == len(positions) else None
 
 
 _visible_keys = lru_cache(maxsize=32)(VisibleKeys)

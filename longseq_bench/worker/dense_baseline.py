@@ -17,7 +17,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -197,7 +196,7 @@ class DenseBaseline:
     def _seen(self) -> tuple[SeenKeys]:
         """The keys that new tokens see, in one object, for which a kernel prepares its steps."""
         w = self.attention.workload
-        return (seen_keys(visible_keys(w), np.asarray(w.queries), np.arange(w.seq_len)),)
+        return (seen_keys(visible_keys(w), w.queries, (range(w.seq_len),)),)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         w, rows, keys = self.attention.workload, q.shape[2], k.shape[2]

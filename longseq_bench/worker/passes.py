@@ -20,12 +20,13 @@ from longseq_bench.core.model import Keep, OptionValue, Trial, Workload
 from longseq_bench.core.ranks import RankInfo
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import find_rows, fingerprint
-from longseq_bench.distributed.token_order import Positions
+from longseq_bench.distributed.token_order import count_tokens
 from longseq_bench.kernels import host_memory
 from longseq_bench.kernels.base import Triple
 from longseq_bench.kernels.exact.base import Use
 from longseq_bench.kernels.torch_spans import torch_kernel
 from longseq_bench.meters.clock import wait_for_device
+from longseq_bench.patterns import Tokens
 from longseq_bench.worker.checked_rows import select_checked_rows
 from longseq_bench.worker.compile_watch import CompileWatch
 from longseq_bench.worker.input_changes import InputChanges
@@ -141,9 +142,11 @@ def draw_inputs(
             return host_memory.zeros(shape, dtype, device)
         return torch.empty(shape, dtype=dtype, device=device)
 
-    parts = ("q", shard.heads, shard.queries), *((n, shard.kv_heads, shard.keys) for n in "kv")
+    of_keys = ((name, shard.kv_heads, shard.key_tokens) for name in "kv")
+    parts = ("q", shard.heads, shard.query_tokens), *of_keys
+    widths = {"q": w.head_dim, "k": w.head_dim, "v": w.v_head_dim}
     shapes = [
-        (len(shard.batch), len(heads), len(tokens), w.v_head_dim if name == "v" else w.head_dim)
+        (len(shard.batch), len(heads), count_tokens(tokens), widths[name])
         for name, heads, tokens in parts
     ]
 
@@ -164,9 +167,9 @@ def draw_inputs(
     # in memory (B, N, Hq, D), as the next layer of a model returns it: fused kernels make no copy
     (b, h, n, _), d = q.shape, w.v_head_dim
     pass_.grad_out = empty((b, n, h, d)).zero_().transpose(1, 2)
-    local, _ = find_rows(shard.queries, rows)
+    local, _ = find_rows(shard.query_tokens, rows)
     own = torch.empty((b, h, len(local), d), dtype=dtype, device=place)
-    fill(own, "grad_out", shard.heads, shard.queries)
+    fill(own, "grad_out", shard.heads, shard.query_tokens)
     pass_.grad_out[:, :, local.to(place)] = own
     return pass_
 
@@ -197,7 +200,7 @@ def draw_layers(
     return first
 
 
-Fill = Callable[[Tensor, str, range, Positions], object]
+Fill = Callable[[Tensor, str, range, Tokens], object]
 
 
 def _make_filler(attention: Attention, device: str, seed: int | None) -> Fill:
@@ -211,7 +214,7 @@ def _make_filler(attention: Attention, device: str, seed: int | None) -> Fill:
         generator = torch.Generator(device).manual_seed(seed)
         return lambda tensor, *_: tensor.normal_(generator=generator)
 
-    def fill(tensor: Tensor, name: str, heads: range, tokens: Positions) -> None:
+    def fill(tensor: Tensor, name: str, heads: range, tokens: Tokens) -> None:
         token_set = fingerprint(tokens)
         for i, b in enumerate(attention.shard.batch):
             for j, head in enumerate(heads):

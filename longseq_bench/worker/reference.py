@@ -101,7 +101,7 @@ class Reference:
             if torch.cuda.mem_get_info(self.q.device)[0] >= MIN_FREE_BYTES:
                 self.device = self.q.device
         self.matrices = {n: self.own(m) for n, m in attention.projections().items()}
-        self.own_index, self.row_index = find_rows(self.shard.queries, rows)
+        self.own_index, self.row_index = find_rows(self.shard.query_tokens, rows)
         self.queries, self.keys = gather_shards(self.group, self.shard)
         if missing := find_gap(self.workload, self.queries, self.keys):
             raise ValueError(missing)
@@ -207,7 +207,7 @@ class Reference:
                 return np.arange(len(self.shard.keys))
             each.append(keys)
         seen = torch.from_numpy(np.unique(np.concatenate(each)))
-        return find_rows(self.shard.keys, seen)[0].numpy()
+        return find_rows(self.shard.key_tokens, seen)[0].numpy()
 
     def _find_seen(
         self, may_see: NDArray[np.int64], heads: dict[int, int]

@@ -48,7 +48,7 @@ class RepeatCheck:
     def __init__(self, run: TrialRun, pass_: Pass) -> None:
         assert pass_.out is not None
         self._run, self._attention, shard = run, run.attention, run.attention.shard
-        own = find_rows(shard.queries, run.rows)[0]
+        own = find_rows(shard.query_tokens, run.rows)[0]
         keys = torch.arange(0, len(shard.keys), -(-len(shard.keys) // _KEY_ROWS))
         self._rows = {"out": own, "dq": own, "dk": keys, "dv": keys}
         self._expected = {"out": _sample(pass_.out, own)}

@@ -31,6 +31,8 @@ def test_intervals_and_pairs_agree_with_each_other(mask: str) -> None:
     assert visible.share(positions[:9]) == before[9] / before[-1]
     for asked in (positions[1::4], positions[[2, 3, 28]], positions[:0]):
         assert visible.pairs(asked) == pairs[asked].sum()
+    for runs in ((range(3, 9), range(20, 30)), (range(1, 30, 4),), ()):
+        assert visible.pairs(runs) == pairs[positions_of(runs)].sum()
 
 
 @pytest.mark.parametrize("ranks", [2, 8])

@@ -12,10 +12,10 @@ from longseq_bench.distributed.token_order import (
     OrderName,
     TokenOrder,
     causal_tiles,
+    count_tokens,
     even_span,
     positions_of,
 )
-from longseq_bench.patterns.visible_keys import as_run, every_position
 
 NAMES: tuple[OrderName, ...] = get_args(OrderName)
 names = st.sampled_from(NAMES)
@@ -36,19 +36,19 @@ def test_even_parts_are_adjacent_and_differ_by_one_at_most(total: int, parts: in
     assert max(sizes) - min(sizes) <= 1
 
 
-@given(data=st.data(), start=st.integers(0, 3_000_000), tokens=st.integers(1, 50))
-def test_a_run_of_positions_is_handled_as_any_other_array(
-    data: st.DataObject, start: int, tokens: int
+@given(data=st.data(), name=names, tokens=st.integers(1, 300), p=ranks)
+def test_runs_are_handled_as_the_array_of_their_positions(
+    data: st.DataObject, name: OrderName, tokens: int, p: int
 ) -> None:
-    """Without reading it: see `as_run`."""
-    run = every_position(start + tokens)[start:]
-    copied = run.copy()
-    assert (as_run(run), as_run(copied)) == (range(start, start + tokens), None)
-    assert fingerprint(run) == fingerprint(copied)
-    rows = torch.tensor(sorted(data.draw(st.sets(st.integers(0, start + tokens + 5)))))
-    for got, expected in zip(find_rows(run, rows), find_rows(copied, rows), strict=True):
-        assert got.tolist() == expected.tolist()
-    assert tokens < 3 or as_run(run[::2]) is None
+    start = data.draw(st.sampled_from([0, 3_000_000]))
+    order, rank = TokenOrder(name, p + tokens, p), data.draw(st.integers(0, p - 1))
+    runs = tuple(range(r.start + start, r.stop + start, r.step) for r in order.runs(rank))
+    positions = positions_of(runs)
+    assert count_tokens(runs) == count_tokens(positions)
+    assert fingerprint(runs) == fingerprint(positions)
+    rows = sorted(data.draw(st.sets(st.integers(start, start + tokens + p + 5))))
+    found, expected = (find_rows(own, torch.tensor(rows).long()) for own in (runs, positions))
+    assert [t.tolist() for t in found] == [t.tolist() for t in expected]
 
 
 @given(name=names, more=st.integers(0, 190), p=ranks)

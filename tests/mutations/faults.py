@@ -387,7 +387,7 @@ _WORKER = (
           "seen = [(starts[:, None] + members).ravel()]",
           ("tests/patterns/test_dilated.py",)),
     Fault("every-key-asked", "worker", "worker/reference.py",
-          "return find_rows(self.shard.keys, seen)[0].numpy()",
+          "return find_rows(self.shard.key_tokens, seen)[0].numpy()",
           "return np.arange(len(self.shard.keys))",
           ("tests/worker/test_check.py",)),
     Fault("a-layer-without-a-cache", "worker", "worker/passes.py",

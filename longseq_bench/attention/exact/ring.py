@@ -46,7 +46,7 @@ from longseq_bench.distributed.kv_exchange import (
     RingGradients,
     ring_blocks,
 )
-from longseq_bench.distributed.token_order import OrderName, Runs, Shard, order_for, positions_of
+from longseq_bench.distributed.token_order import OrderName, Runs, Shard, order_for
 from longseq_bench.kernels.base import AttentionKernel, OutputAndLse, Queries, Triple
 from longseq_bench.kernels.exact.base import AUTO
 from longseq_bench.kernels.host_memory import StreamedKernel
@@ -194,7 +194,7 @@ class Ring(Attention):
         shard = super().build_shard()
         if self.queries == "partitioned":
             return shard
-        return replace(shard, queries=positions_of(self._query_runs()))
+        return replace(shard, query_tokens=self._query_runs())
 
     def _query_runs(self) -> Runs:
         """Return the positions of the local queries.

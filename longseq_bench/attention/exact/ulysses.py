@@ -31,7 +31,6 @@ from longseq_bench.distributed.token_order import (
     check_tokens,
     even_span,
     order_for,
-    positions_of,
     slice_runs,
 )
 from longseq_bench.kernels.base import AttentionKernel, OutputAndLse, Pair, Queries, Triple
@@ -302,8 +301,7 @@ class Usp(HeadSplit):
     def build_shard(self) -> Shard:
         index, member = divmod(self.group.rank, self.ulysses)
         span = even_span(self.order.counts[index], self.ulysses, member)
-        runs = slice_runs(self.order.runs(index), *span)
-        return Shard.of_tokens(self.workload, positions_of(runs))
+        return Shard.of_tokens(self.workload, slice_runs(self.order.runs(index), *span))
 
     def build_kernel(self) -> AttentionKernel:
         """Return the all-to-all exchanges around a ring."""
@@ -316,7 +314,7 @@ class Usp(HeadSplit):
     @override
     def work_share(self) -> float:
         # a rank computes the rows of its Ulysses group, for its part of the heads
-        rows = self.order.positions(self.group.rank // self.ulysses)
+        rows = self.order.runs(self.group.rank // self.ulysses)
         return visible_keys(self.workload).share(rows) / self.ulysses
 
     @override
