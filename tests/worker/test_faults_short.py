@@ -34,7 +34,7 @@ RING = {"heads": 6, "kv_heads": 3, "head_dim": 4, "causal": True, "world_size": 
 STRIDED = {"heads": 8, "kv_heads": 1, "head_dim": 128, "seed": 671457}
 ONE_KEY = {"heads": 4, "kv_heads": 2, "head_dim": 32, "mask": "sliding-window:1",
            "dtype": "float16"}  # fmt: skip
-TWO_KEYS = {"heads": 4, "kv_heads": 2, "head_dim": 1, "mask": "sliding-window:2",
+TWO_KEYS = {"heads": 128, "kv_heads": 64, "head_dim": 1, "mask": "sliding-window:2",
             "dtype": "bfloat16", "mode": "forward"}  # fmt: skip
 ONE_VALUE = {"batch": 2, "heads": 6, "kv_heads": 3, "head_dim": 1, "causal": True, "world_size": 4,
              "seed": 574503, "mode": "forward"}  # fmt: skip
@@ -52,7 +52,7 @@ ONE_VALUE = {"batch": 2, "heads": 6, "kv_heads": 3, "head_dim": 1, "causal": Tru
         ),
         ("collective", 1025, {"chunk": 30, "order": "zigzag"}, ONE_VALUE),
         ("sdpa", 600, {}, ONE_KEY),
-        ("sdpa", 20_000, {}, TWO_KEYS),
+        ("sdpa", 700, {}, TWO_KEYS),
     ],
 )
 def test_right_cases_that_were_called_wrong_once(
