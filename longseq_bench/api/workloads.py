@@ -98,8 +98,8 @@ def with_all_layers(workload: Workload, model: ModelShape) -> Workload:
     if first.latent:
         kept = f"model {model.name} caches a latent of keys and values, which nothing here reads"
         raise UserError(f"{kept}; measure a layer's keys and values with --layer {first.kind}")
-    fields = set(Layers.model_fields)
-    layers = [Layers(**one.model_dump(include=fields)) for one in model.kinds if one.heads]
+    fields, kinds = set(Layers.model_fields), [one for one in model.kinds if one.cached_elements()]
+    layers = [Layers(**one.model_dump(include=fields)) for one in kinds]
     count = sum(one.layers for one in layers)
     words = "all" if count == model.layers else f"{count} of"
     weights = (model.parameters or 0) * workload.dtype_bytes

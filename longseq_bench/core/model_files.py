@@ -19,6 +19,8 @@ from longseq_bench.core.units import format_tokens
 CONFIG_FILE = "config.json"
 FULL, TOP_K, SLIDING, CHUNKED = WITH_KEYS = "full", "top-k", "sliding", "chunked"
 """Kinds of layers with keys for each token, in the order in which a workload takes their shape."""
+SHARED = "shared"
+"""Layers that read the cache of an earlier one, and have none."""
 SHAPE = ("heads", "kv_heads", "head_dim", "v_head_dim")
 _SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size")
 _MASKS = {SLIDING: masks.WINDOW, CHUNKED: masks.CHUNKED}
@@ -42,6 +44,8 @@ class LayerKind(Layers):
 
     def cached_elements(self, tp: int = 1) -> int:
         """Return the elements of a token in the cache of one of `tp` ranks."""
+        if self.kind == SHARED:
+            return 0
         if self.latent:
             return self.latent[0]
         return split_kv_heads(self.kv_heads, tp) * (self.head_dim + self.v_head_dim)
@@ -83,7 +87,11 @@ def read_layers(config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
     """
     names = _listed_kinds(config)
     names = names or _periodic_kinds(config, count(config, "num_hidden_layers"))
-    own = Counter(_layer(config, i, kind) for i, kind in enumerate(names))
+    layers = [_layer(config, i, kind) for i, kind in enumerate(names)]
+    if shared := config.get("num_kv_shared_layers"):  # the last ones, of Gemma 3n and 4
+        without_cache = {"kind": SHARED, "mask": None}
+        layers[-shared:] = [one.model_copy(update=without_cache) for one in layers[-shared:]]
+    own = Counter(layers)
     found = [one.model_copy(update={"layers": n}) for one, n in own.most_common()]
     return tuple(sorted(found, key=lambda one: (*WITH_KEYS, one.kind).index(one.kind)))
 

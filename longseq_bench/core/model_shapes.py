@@ -117,7 +117,7 @@ def parse_config(
         why = one_line(f"{type(error).__name__}: {error}")
         raise ConfigError(f"a key of its attention has a value of a wrong type ({why})") from None
     layer, table = kinds[0], model_files.describe_layers(kinds)
-    if not layer.heads:
+    if not layer.heads or layer.kind == model_files.SHARED:
         raise ConfigError(f"it has no layer with attention that is known here ({table})")
     dtype, notes = _dtype(config)
     if len(kinds) > 1 or layer.window:

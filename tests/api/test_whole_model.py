@@ -21,7 +21,9 @@ CONFIG = {
 WEIGHTS = 4 * (2 * 1000 * 64 + 3 * (3 * 64 * 128 + 2 * 64 * (64 + 32)))
 MIXED = {
     "sliding_window": 16,
-    "layer_types": ["sliding_attention", "full_attention", "linear_attention"],
+    "num_hidden_layers": 4,
+    "num_kv_shared_layers": 1,
+    "layer_types": ["sliding_attention", "full_attention", "linear_attention", "full_attention"],
 }
 
 
@@ -64,7 +66,7 @@ def test_layers_without_a_cache_are_not_counted_and_windows_end_caches() -> None
     write_model(MIXED)
     (record, *_) = search().records
     w = record.trial.at(100).workload
-    assert w.model.startswith("2 of 3 layers of tiny, without its weights")
+    assert w.model.startswith("2 of 4 layers of tiny, without its weights")
     assert [(one.kind, one.layers, one.window) for one in w.layers] == [
         ("full", 1, None), ("sliding", 1, 16)
     ]  # fmt: skip

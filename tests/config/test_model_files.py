@@ -75,6 +75,13 @@ FILES: dict[str, tuple[dict[str, Any], tuple[int, int, int, int], str]] = {
             num_global_key_value_heads=1, attention_k_eq_v=False, model_type="gemma4_text")},
         (8, 2, 512, 512),
         "5 full, 25 sliding 512"),
+    "gemma-4-e2b, whose last 20 layers read the caches of others": (
+        {"model_type": "gemma4", "text_config": standard(
+            8, 1536, 35, num_key_value_heads=1, head_dim=256, sliding_window=512,
+            layer_types=(["sliding_attention"] * 4 + ["full_attention"]) * 7,
+            num_kv_shared_layers=20, model_type="gemma4_text")},
+        (8, 1, 512, 512),
+        "3 full, 12 sliding 512, 16 shared 512, 4 shared"),
     "minicpm3-4b": (
         standard(40, 2560, 62, num_key_value_heads=40, model_type="minicpm3", **mla(64, 32)),
         (40, 40, 96, 64), "62 full"),
@@ -224,6 +231,8 @@ def test_kinds_of_layers_have_their_own_kv_heads_and_head_dims() -> None:
     assert {n: shapes for n, shapes in kinds.items() if len({*shapes} - {(0, 0)}) > 1} == {
         "nemotron-nas": [(8, 128), (4, 128), (0, 0)], "gemma-4-26b-a4b": [(2, 512), (8, 256)],
         "gemma 4, keys apart from values": [(2, 512), (2, 256)],
+        "gemma-4-e2b, whose last 20 layers read the caches of others":
+            [(1, 512), (1, 256), (1, 256), (1, 512)],
         "mimo-v2-flash": [(4, 192), (8, 192)],
     }  # fmt: skip
 
@@ -329,7 +338,8 @@ def test_values_that_contradict_each_other_are_refused(changes: Any, message: st
     [({"attention_span": 512}, "keys that sound like attention and are not read: attention_span"),
      ({"layer_types": ["full_attention"] * 27 + ["spectral"]},
       "layers of kind 'spectral' (1) are not known here"),
-     ({"num_kv_shared_layers": 10}, "its last 10 layers reuse the keys and values of earlier ones"),
+     ({"num_kv_shared_layers": 10},
+      "its last 10 layers read the caches of earlier ones; a step of decoding leaves them out"),
      ({"attn_logit_softcapping": 50.0}, "its soft cap of the scores is not part of the workload"),
      ({"text_config": {"vocab_size": 9}}, "its language model is under text_config"),
      ({"index_topk": 64},

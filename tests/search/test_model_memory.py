@@ -88,8 +88,8 @@ def test_a_chunk_of_the_prefill_has_activations_in_decoding() -> None:
 def test_decoding_keeps_the_caches_of_all_other_layers() -> None:
     """Each kind with its own shape; a layer with a window keeps no more than that."""
     sliding = LayerKind(kind="sliding", layers=5, window=30, **{**SHAPE, "kv_heads": 1})
-    linear = LayerKind(kind="linear", layers=7)
-    mixed = MODEL.model_copy(update={"layers": 15, "kinds": (FULL, sliding, linear)})
+    linear, shared = LayerKind(kind="linear", layers=7), LayerKind(kind="shared", layers=2, **SHAPE)
+    mixed = MODEL.model_copy(update={"layers": 17, "kinds": (FULL, sliding, linear, shared)})
     per_token = 2 * 2  # rows of the batch, bytes
     caches = 2 * 2 * 8 * 100 * per_token + 5 * 1 * 8 * 30 * per_token
     plan = ModelPlan(mixed)
