@@ -11,8 +11,10 @@ says otherwise), each of them this rank's share.
 
 from __future__ import annotations
 
+import math
 from abc import ABC
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -33,6 +35,8 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.token_order import Positions, Shard, TokenOrder, count_tokens
 from longseq_bench.kernels.base import AttentionKernel, attend
 from longseq_bench.kernels.exact.base import AUTO, ExactKernel, Use, check_name, select
+from longseq_bench.kernels.sinks import SinkKernel
+from longseq_bench.meta_mode import device_for
 from longseq_bench.patterns.visible_keys import visible_keys
 
 Counts = NDArray[np.integer] | NDArray[np.bool_]
@@ -68,6 +72,9 @@ class Attention(ABC):
 
     takes_decode: ClassVar[bool] = False
     """True if it computes steps of decoding: q (B, Hq, new tokens, D) against a cache k, v."""
+
+    takes_sinks: ClassVar[bool] = False
+    """True if it adds `sinks`; the default `__call__` does it by the kernel's log-sum-exp."""
 
     chooses_layout: ClassVar[bool] = False
     """True if each call chooses from q and k which keys a query sees."""
@@ -108,9 +115,10 @@ class Attention(ABC):
                 f"v_head_dim {w.v_head_dim} is unlike head_dim {w.head_dim}",
             ),
             (w.decode, self.takes_decode, "mode decode"),
+            (w.sink, self.takes_sinks, "sink"),
         ):
             if is_needed and not is_supported:
-                raise UnsupportedError(f"{what}: this attention can't compute it; use ring or sdpa")
+                raise UnsupportedError(f"{what}: this attention can't compute it; use ring")
         if self.exact_name is not None:
             check_name(self.exact_name)
         self.workload, self.group = workload, group
@@ -197,7 +205,38 @@ class Attention(ABC):
         """
         kernel = self.build_kernel()
         assert kernel is not None, f"{type(self).__name__} has neither a kernel nor a __call__"
-        return attend(q, k, v, kernel, train=self.workload.train)
+        return attend(q, k, v, self.add_sinks(kernel), train=self.workload.train)
+
+    @cached_property
+    def sinks(self) -> Tensor | None:
+        """The sinks of all query heads, (Hq,) float32, equal on all ranks, a leaf in train."""
+        w = self.workload
+        if not w.sink:
+            return None
+        drawn = torch.randn(w.heads, generator=torch.Generator().manual_seed(0))
+        # about the log-sum-exp of a row, so that it shows; every dtype has eighths exactly
+        usual = math.log(mask_pairs(w) / len(w.queries))
+        sinks = ((drawn + usual) * 8).round() / 8
+        return sinks.to(device_for(self.device)).requires_grad_(w.train)
+
+    def add_sinks(self, kernel: AttentionKernel, heads: slice | None = None) -> AttentionKernel:
+        """Return a kernel with the sinks of its heads, by default those of this rank."""
+        if self.sinks is None:
+            return kernel
+        own = slice(self.shard.heads.start, self.shard.heads.stop)
+        return SinkKernel(kernel, self.sinks, heads or own)
+
+    def sink_gradient(self) -> Tensor:
+        """Return the gradient of the sinks, (Hq,) float64, summed over the workload of all ranks.
+
+        Every rank has to call it after a backward pass. Ranks with the same rows count once.
+        """
+        assert self.sinks is not None
+        w, own, gradient = self.workload, self.shard, self.sinks.grad
+        gradient = torch.full_like(self.sinks, math.nan) if gradient is None else gradient
+        rows = torch.tensor([count_tokens(own.query_tokens) * len(own.batch) * len(own.heads)])
+        sums = self.group.all_sum(torch.cat([gradient.detach().double().cpu(), rows]))
+        return sums[:-1] * (w.batch * w.heads * len(w.queries) / sums[-1])
 
     def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:
         """Return the number of times each query sees each key, (queries, keys); 0: not visible.

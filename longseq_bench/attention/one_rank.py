@@ -169,7 +169,8 @@ def backward_recompute(
     over q. Raises UnsupportedError if the kernel then reads q until the end of the pass, or needs a
     copy of a tensor.
     """
-    if not inplace and not isinstance(attention.build_kernel(), InPlaceKernel):
+    has_sinks = attention.sinks is not None
+    if not inplace and (has_sinks or not isinstance(attention.build_kernel(), InPlaceKernel)):
         return None
     with torch.no_grad(), disable_autocast(q):
         kernel = _inplace_kernel(attention, grad_out, q, k, v)

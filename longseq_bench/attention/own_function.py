@@ -114,6 +114,7 @@ def _make_class(own: OwnFile) -> type[Attention]:
         "summary": function.summary,
         "many_ranks": GROUP in function.takes,
         "takes_masks": True,  # or the reason names the missing parameter
+        "takes_sinks": True,  # the same
         # a pattern depends on positions, which a step of decoding has only with this parameter
         "takes_decode": function.pattern is None or "new_tokens" in function.takes,
     }
@@ -157,6 +158,8 @@ class OwnAttention(Attention):
                 f"{type(self).__name__} sends by itself, so it can't run without its other ranks"
             )
         w, place = self.workload, device_for(device)
+        if "sinks" in self._arguments:
+            self._arguments["sinks"] = self.sinks
         if w.mask is not None and ATTN_MASK in self._arguments:
             self._arguments[ATTN_MASK] = visible_pairs_of(w, place, self.shard.queries)
         if w.mask is not None and MASK_MOD in self._arguments:

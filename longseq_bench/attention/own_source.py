@@ -49,6 +49,7 @@ _NEEDS: dict[tuple[str, ...], tuple[str, Callable[[Workload, int], bool]]] = {
         "fewer kv_heads than heads",
         lambda w, ranks: w.kv_heads != w.heads,
     ),
+    ("sinks",): ("a sink in each head", lambda w, ranks: w.sink),
     (GROUP,): ("several ranks", lambda w, ranks: ranks > 1),
 }
 """Parameters of which a function needs one, what needs it, and when."""
@@ -73,7 +74,7 @@ def passed_values(
 ) -> dict[str, Any]:
     """Return the values of the parameters that a function takes, by name.
 
-    The caller puts the group and the mask in the place of None.
+    The caller puts the group, the mask and the sinks in the place of None.
     """
     w, grouped = workload, workload.kv_heads != workload.heads
     values: dict[str, Any] = dict.fromkeys(("causal", "is_causal"), _needs_causal(w))

@@ -65,6 +65,7 @@ class ProjectedAttention(Attention):
     kept_pairs: Any = property(attrgetter("inner.kept_pairs"))
     measures: Any = property(attrgetter("inner.measures"))
     facts: Any = property(attrgetter("inner.facts"))
+    sinks: Any = property(attrgetter("inner.sinks"))
 
     @override
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -92,6 +92,8 @@ class Trial(Frozen):
             return "keep=inputs needs mode=train: a forward pass keeps nothing for a backward"
         if self.keep == "nothing" and w.decode:
             return "keep=nothing has no meaning with mode=decode: the cache stays as it is"
+        if self.keep == "nothing" and w.sink:
+            return "keep=nothing keeps no log-sum-exp, which a sink needs; use keep=inputs"
         if self.keep == "nothing" and not w.train and w.v_head_dim != w.head_dim:
             return (
                 f"keep=nothing: the output has v_head_dim {w.v_head_dim}, so it can't overwrite q "
@@ -113,6 +115,7 @@ class Trial(Frozen):
         # records from before a field keep their keys; a model is a label, and so are its weights
         later = {"mask": w.mask is None, "v_head_dim": w.v_head_dim == w.head_dim, "model": True}
         later |= {"new_tokens": not w.new_tokens, "layers": not w.layers, "weights": True}
+        later["sink"] = not w.sink
         own = {"dense_kernel": self.requested_dense_kernel is None, "source": self.source is None}
         own["timing"] = self.timing == "warm"
         absent = {name for name, is_absent in later.items() if is_absent}

@@ -110,6 +110,11 @@ WORKLOAD = {
         0,
         2**20,
     ),
+    "sink": Setting(
+        bool,
+        "Add a learnable number of each query head to the sum of its softmax, as gpt-oss does.",
+        False,
+    ),
 }
 """Shape of q, k, v and the kind of pass."""
 

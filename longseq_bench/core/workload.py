@@ -80,6 +80,7 @@ class Workload(Frozen):
     v_head_dim: int = declared(WORKLOAD["v_head_dim"], low=1)
     model: str = ""
     new_tokens: int = declared(WORKLOAD["new_tokens"])
+    sink: bool = declared(WORKLOAD["sink"])
     layers: tuple[Layers, ...] = ()
     weights: int = 0
 

@@ -59,6 +59,8 @@ def assert_equals_reference(
     assert out.dtype == qkv[0].dtype
     assert out.shape == (*qkv[0].shape[:3], w.v_head_dim)
     matrices = attention.projections()
+    if attention.sinks is not None:
+        matrices |= {"sink": attention.sinks}
     expected = dict(compute_reference(count_pairs(attention), w, matrices))
     allowed = TOLERANCE[attention.coarsest_dtype]
     assert relative_error(out.detach(), expected.pop("out")) < allowed
@@ -172,6 +174,15 @@ class ImplementationContract:
             pairs, cost = count_pairs(attention), attention.cost()
             assert cost.flops == pytest.approx(4 * HEAD_DIM * BATCH * float(pairs.sum()))
             assert cost.floor_bytes == 2 * BATCH * kv_heads * 150 * HEAD_DIM * w.dtype_bytes
+
+    def test_sinks_are_right_or_refused(self, implementation: Any, options: Options) -> None:
+        """The output and all gradients, also that of the sinks."""
+        w = make_workload(150, causal=True, kv_heads=2, mode="train", sink=True)
+        try:
+            build_attention(implementation, options, w)
+        except UnsupportedError as refused:
+            pytest.skip(str(refused))
+        assert_equals_reference(implementation, options, w)
 
     def test_longer_than_a_tile(self, implementation: Any, options: Options) -> None:
         """Several tiles, the last one short, with three heads on one KV head."""

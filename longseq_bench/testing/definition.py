@@ -85,8 +85,8 @@ def compute_reference(
 
     Inputs are those of `make_inputs`, and the output's gradient is that of `make_output_gradient`.
 
-    pairs: (Hq, N, N), from `count_pairs`.  Returns out (B, Hq, N, D), q, k, v, and each projection
-    under its name with the prefix W.
+    pairs: (Hq, N, N), from `count_pairs`.  projections: with the sinks, as `sink`, if there are
+    any.  Returns out (B, Hq, N, D), q, k, v, and each projection under its name with the prefix W.
     """
     digest = hashlib.sha256(pairs.to(torch.int16).numpy().tobytes())
     for matrix in projections.values():
@@ -116,6 +116,8 @@ def _attend(pairs: Tensor, leaves: dict[str, Tensor]) -> Tensor:
     scores = torch.einsum("bhid,bhjd->bhij", q, k) / math.sqrt(q.shape[-1])
     weights = pairs * torch.exp(scores)
     total = weights.sum(-1, keepdim=True)
+    if "Wsink" in leaves:
+        total = total + leaves["Wsink"].exp()[:, None, None]
     probabilities = weights / total.where(total > 0, 1.0)
     return project("out", torch.einsum("bhij,bhjd->bhid", probabilities, v))
 

@@ -69,7 +69,7 @@ _MIN_ROWS = 32
 _MIN_MAGNITUDE = 0.01
 """Smallest value of a row over its scale with which it counts for a slope."""
 
-PARAMETERS = {"q": "dWq", "k": "dWk", "v": "dWv", "out": "dWo"}
+PARAMETERS = {"q": "dWq", "k": "dWk", "v": "dWv", "out": "dWo", "sink": "dsink"}
 NAMES = ("out", "dq", "dk", "dv", *PARAMETERS.values())
 TINY = 1e-30
 _SUMS = 9
@@ -235,7 +235,7 @@ def check(
 ) -> Errors:
     """Return this rank's errors. All ranks must call it.
 
-    Gradients of a module's matrices are checked too.
+    Gradients of a module's matrices and of sinks are checked too.
 
     inputs: q (B, Hq, N, D), k (B, Hk, M, D) and v (B, Hk, M, Dv) of this rank.
     out: (B, Hq, N, Dv), compared at `rows`.
@@ -264,6 +264,8 @@ def check(
                 for name, sums in exact.matrices.items():
                     matrices[name] = matrices.get(name, 0) + sums
         parameters = attention.parameter_gradients()
+        if "sink" in matrices:
+            parameters["sink"] = attention.sink_gradient()[:, None]
         for name, sums in matrices.items():
             value, squares = reference.all_sum(sums) if name in ("k", "v") else sums
             got = parameters.get(name, torch.full_like(value, math.nan))

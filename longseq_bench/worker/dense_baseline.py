@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from longseq_bench.attention.base import Attention
-from longseq_bench.attention.decode import choose_kernel, seen_keys
+from longseq_bench.attention.decode import CacheAttention, choose_kernel, seen_keys
 from longseq_bench.attention.one_rank import exact_call, visible_pairs_of
 from longseq_bench.attention.projections import projection_flops
 from longseq_bench.core.cost import attention_flops, mask_pairs
@@ -202,11 +202,13 @@ class DenseBaseline:
         w, rows, keys = self.attention.workload, q.shape[2], k.shape[2]
         if w.decode and self.kernel is not None:
             kernel, _ = choose_kernel(self.kernel.name, self.attention.kernel_use, w)
-            return kernel(q, k, v, self._seen, q.dtype)[0]
+            step = CacheAttention(kernel, self._seen, self.attention.group)
+            return attend(q, k, v, self.attention.add_sinks(step), train=False)
         shape = {"seq_len": rows} if rows == keys else {"mask": None, "causal": False}
         part = w if w.decode else w.model_copy(update=shape)
         if self.kernel is not None:
-            return attend(q, k, v, exact_call(self.kernel, part), q.requires_grad)
+            own = self.attention.add_sinks(exact_call(self.kernel, part))
+            return attend(q, k, v, own, q.requires_grad)
         needs_mask = part.causal and part.new_tokens > 1 if w.decode else part.mask is not None
         visible = visible_pairs_of(part, q.device) if needs_mask else None
         is_causal = part.causal and visible is None and not w.decode

@@ -26,6 +26,10 @@ difference of prefix sums. A few keys have large equal weights, all others are a
 too many or too few changes a row of out or dq by 1/√n of its size or more: float32 shows it up to
 millions of keys, bfloat16 up to about 600. Another factor of a row's scores shows in every dtype.
 
+A workload with sinks has the same one in all heads. It adds to the weights of two-level rows, up to
+half as much again. Scores of matching keys are two offsets or more above it, so that it has no
+weight, or below it, so that the output is 0.
+
 t is 1 to 3.75 times a power of 2 near √D, w is ±1 or ±2, both by position. All inputs have few
 bits, so that every dtype has them exactly. No column keeps one sign over many keys, because float32
 rounds long sums of few different numbers to one side.
@@ -41,6 +45,7 @@ from torch.nn.functional import pad
 from typing_extensions import override
 
 from longseq_bench.attention.base import Attention
+from longseq_bench.core.cost import mask_pairs
 from longseq_bench.core.model import DType, Workload
 from longseq_bench.patterns import Ints
 from longseq_bench.patterns.visible_keys import visible_keys
@@ -88,6 +93,9 @@ class KnownScores(SpecialInputs):
     def __init__(self, workload: Workload, name: str) -> None:
         super().__init__(workload)
         self.name, d = name, workload.head_dim
+        # of half the weight that the keys of a usual row have without e
+        self.sink = round(8 * math.log(mask_pairs(workload) / len(workload.queries) / 2)) / 8
+        self._sink_weight = math.exp(self.sink) if workload.sink else 0.0
         self._bits = max(1, min(d - 1, MAX_BITS))
         # powers of two: exact in every dtype
         self._factor = 2.0 ** round(math.log2(_LARGEST_SCORE * math.sqrt(d) / (self._bits + 1)))
@@ -182,10 +190,19 @@ class KnownScores(SpecialInputs):
             if self._has_outliers:
                 matching[:, -1] = 0
             matching[:, 0] = 4 * matching[:, 0] - 2 * self._factor
-            offsets = _bits(positions, 13, 4)[:, None] * self._offset
+            levels = _bits(positions, 13, 4)[:, None]
+            offsets = levels * self._offset
+            if self.workload.sink:
+                of_bits = self._bits - 1 + 2 * self._class(self._targets(positions))[:, None]
+                steps = levels - 9 + 3 * self._is_above_sink(positions)[:, None]
+                offsets = of_bits * self._factor - steps * self._offset
             matching[:, self._bits : self._bits + 1] = -offsets
             levels = self._temperatures(positions)[:, None] * self._u.to(positions.device)
         return torch.where(self._is_matching(positions)[:, None], matching, levels.float())
+
+    def _is_above_sink(self, positions: Tensor) -> Tensor:
+        """Return 1 for matching rows whose score is above the sink, which has no weight; else 0."""
+        return _bits(positions, 16, 1) if self.workload.sink else torch.ones_like(positions)
 
     def _keys(self, positions: Tensor) -> Tensor:
         rows = torch.zeros(len(positions), self.workload.head_dim, device=positions.device)
@@ -199,13 +216,14 @@ class KnownScores(SpecialInputs):
 
     @override
     def expected(self, name: str, positions: Tensor) -> tuple[Tensor, Tensor]:
-        w = self.workload
+        w, weights = self.workload, self._is_above_sink(positions)[:, None]
         if name != "out" and self.name == TWO_LEVEL:
             return self._gradient(name, positions)
         if name == "dv":
             rows, heads = self.inputs("grad_out", positions), w.heads // w.kv_heads
-            return rows * heads, torch.full_like(rows[:, 0], heads)
-        rows = _signs(self._codes(self._targets(positions)), w.v_head_dim, _VALUES).double()
+            return rows * heads * weights, torch.full_like(rows[:, 0], heads)
+        values = _signs(self._codes(self._targets(positions)), w.v_head_dim, _VALUES)
+        rows = values.double() * weights
         sizes, is_matching = torch.ones_like(rows[:, 0]), self._is_matching(positions)
         if not is_matching.all():
             means, spread = self._means(positions[~is_matching])
@@ -220,7 +238,7 @@ class KnownScores(SpecialInputs):
         e = self._ratio(queries)[:, None]
         total = plain[:, :1] + e * rare[:, :1]
         means = (plain + e * rare)[:, 1:] / total
-        spread = (plain[:, :1] + e**2 * rare[:, :1]).sqrt() / total
+        spread = (plain[:, :1] - self._sink_weight + e**2 * rare[:, :1]).sqrt() / total
         return _tile(means, self.workload.v_head_dim), spread[:, 0].clamp_min(LEAST_SPREAD)
 
     def _ratio(self, queries: Tensor) -> Tensor:
@@ -228,9 +246,13 @@ class KnownScores(SpecialInputs):
         return (self._temperatures(queries) / math.sqrt(self.workload.head_dim)).exp()
 
     def _seen_sums(self, sums: PrefixSums, queries: Tensor) -> tuple[Tensor, Tensor]:
-        """Return sums over the keys of each class that a query sees, two of (n, C)."""
+        """Return sums over the keys of each class that a query sees, two of (n, C).
+
+        The first column has their weights without e: the sink is in that of class 0.
+        """
         first, stop = self._seen_by(queries)
         plain, rare = (sums(stop) - sums(first)).double().chunk(2, 1)
+        plain[:, 0] += self._sink_weight
         return plain, rare
 
     def _value_terms(self, keys: Tensor) -> Tensor:
@@ -304,10 +326,12 @@ def choose_inputs(attention: Attention) -> list[SpecialInputs]:
     w = attention.workload
     # a module's matrices mix a code's bits
     has_matrices = bool(attention.projections())
+    # a single column has no room for one that moves the scores of a row away from the sink
+    has_matching = not has_matrices and not (w.sink and w.head_dim == 1)
     is_short = w.seq_len <= MAX_FLOAT16_TOKENS or attention.coarsest_dtype != "float16"
     has_levels = attention.is_exact and is_short
     rest = [EQUAL if has_matrices else TWO_LEVEL] if has_levels else []
-    if has_matrices or not (attention.is_exact or attention.sees_itself):
+    if not has_matching or not (attention.is_exact or attention.sees_itself):
         return [SpecialInputs(w), *(KnownScores(w, name) for name in rest)]
     if w.train:
         rest.append(MATCHING)

@@ -283,11 +283,13 @@ def run_pass(
 ) -> None:
     """Run forward, and in train mode backward.
 
-    The output and the gradients of q, k, v are stored in `pass_`, those of a module's matrices in
-    `.grad`. part: a detail of the phase, for progress output.
+    The output and the gradients of q, k, v are stored in `pass_`, those of a module's matrices and
+    of sinks in `.grad`. part: a detail of the phase, for progress output.
     """
     for matrix in attention.projections().values():
         matrix.grad = None
+    if attention.sinks is not None:
+        attention.sinks.grad = None
     if sender:
         sender.start_phase("forward", part)
     if pass_.keep == "all":
@@ -327,9 +329,12 @@ def _run_backward(attention: Attention, pass_: Pass, grad_out: Tensor) -> None:
     else:
         if not pass_.out.requires_grad:
             raise UnsupportedError("its output has no gradient, which mode=train needs")
-        found = torch.autograd.grad(pass_.out, pass_.inputs, grad_out, allow_unused=True)
-        pairs = zip(found, pass_.inputs, strict=True)
+        leaves = [*pass_.inputs, *([] if attention.sinks is None else [attention.sinks])]
+        found = torch.autograd.grad(pass_.out, leaves, grad_out, allow_unused=True)
+        pairs = zip(found[:3], pass_.inputs, strict=True)
         dq, dk, dv = (torch.zeros_like(t) if grad is None else grad for grad, t in pairs)
+        for sinks, grad in zip(leaves[3:], found[3:], strict=True):
+            sinks.grad = sinks.grad if grad is None else grad  # a kernel may have set it
     pass_.grads = dq, dk, dv
     pass_.out = pass_.out.detach()
 

@@ -1,10 +1,10 @@
 """The float64 reference: output and gradients of some rows, computed over all ranks.
 
 It is one softmax by definition, from the implementation's own pattern: weights are multiplicity
-times exp(score), divided by their sum. Each rank computes with its own keys, a chunk at a time. The
-ranks exchange the rows, and for each a maximum, a sum and a sum of values; no tensor is gathered on
-one rank. A key that several ranks have is counted on the lowest of them only. A GPU with free
-memory checks its own tensors; what ranks exchange goes through the CPU.
+times exp(score), divided by their sum, to which a sink is added once. Each rank computes with its
+own keys, a chunk at a time. The ranks exchange the rows, and for each a maximum, a sum and a sum of
+values; no tensor is gathered on one rank. A key that several ranks have is counted on the lowest of
+them only. A GPU with free memory checks its own tensors; what ranks exchange goes through the CPU.
 
 Letters: B batch, Hq heads, Hk kv_heads, R rows, K keys of a chunk, D head_dim, Dv
 v_head_dim. All tensors here are float64. A module multiplies q, k, v and out by one matrix each.
@@ -101,6 +101,8 @@ class Reference:
             if torch.cuda.mem_get_info(self.q.device)[0] >= MIN_FREE_BYTES:
                 self.device = self.q.device
         self.matrices = {n: self.own(m) for n, m in attention.projections().items()}
+        sinks = attention.sinks
+        self.sinks = None if sinks is None else self.own(sinks)[:, None, None]
         self.own_index, self.row_index = find_rows(self.shard.query_tokens, rows)
         self.queries, self.keys = gather_shards(self.group, self.shard)
         if missing := find_gap(self.workload, self.queries, self.keys):
@@ -255,7 +257,7 @@ class CheckedRows:
     out: the output in float64, after its projection.
     magnitudes: in float64 the sum over keys of |weight * v|, for each element of out.
     matrices: the sums for the exact gradients of a module's matrices, (2, D, D) each: values and
-    squares. Those of k and v cover this rank's keys only.
+    squares. Those of k and v cover this rank's keys only. Those of `sink` are (2, Hq, 1).
 
     dS = P (dO·v - dO·out) cancels: between its terms if a row sees few keys, and within each dot
     product; the terms of dv cancel by chance. So squares of terms are summed too; they bound the
@@ -272,6 +274,9 @@ class CheckedRows:
         self._q = self._round(reference.projected(self._raw_q, "q"))
         v_head_dim = reference.workload.v_head_dim
         row_max = self._q.new_full((*self._q.shape[:3], 1), -math.inf)
+        sinks = reference.sinks
+        if sinks is not None:
+            row_max = row_max.maximum(sinks.to(row_max))
         if exact:
             # softmax rounds weights that are divided by their sum: in float16 small ones lose bits
             row_max = exact._lse.to(self._q)
@@ -290,6 +295,8 @@ class CheckedRows:
         global_max = all_reduce_max(reference.group, row_max.cpu()).to(reference.device)
         scale = _exp_inplace(row_max.clone(), global_max)
         total, attended = (reference.all_sum(t * scale) for t in (total, attended))
+        if sinks is not None:
+            total += (sinks - global_max).exp()
         self._lse: Tensor = global_max + total.log()
         attended = self._round(attended / total.where(total > 0, 1.0))
         self._attended, self.magnitudes = attended[..., :v_head_dim], attended[..., v_head_dim:]
@@ -310,6 +317,10 @@ class CheckedRows:
         self._dq, self._dq_squares = torch.zeros_like(self._q), torch.zeros_like(self._q)
         exact = {} if self._dtype else matrices
         self.matrices = {n: m.new_zeros(2, *m.shape) for n, m in exact.items()}
+        if self._reference.sinks is not None and not self._dtype:
+            weights = (self._reference.sinks - self._lse).exp()
+            sums = -weights * self._delta, weights.square() * self._delta_squares
+            self.matrices["sink"] = torch.stack([t.sum((0, 2)) for t in sums])
 
     def add_keys(self, chunk: KeyChunk) -> tuple[Sum, Sum]:
         """Add a chunk to dq; return its dk (K, D) and dv (K, Dv), summed over its query heads."""

@@ -42,9 +42,13 @@ class EveryRowCheck:
     @contextmanager
     def warm_up(self, pass_: Pass) -> Iterator[None]:
         """Check the forward that is run in the block, and restore the inputs after it."""
+        sinks = self._attention.sinks
+        drawn = None if sinks is None else sinks.detach().clone()
         with self.check(pass_, self._first, forward_only=True):
             yield
         pass_.draw_again()
+        if sinks is not None and drawn is not None:
+            sinks.detach().copy_(drawn)
 
     @contextmanager
     def check(

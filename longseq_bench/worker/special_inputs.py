@@ -54,8 +54,10 @@ class SpecialInputs:
     sums: what `expected` keeps on the device.
     other: inputs with the same keys and values, whose queries and outputs some heads have instead,
     so that no row is right in all heads (`has_other`); None: all heads have the same queries.
+    sink: of every head, if the workload has sinks; constant values come back without their weight.
     """
 
+    sink = -1e4
     name = "constant values"
     float32_tolerance = 6e-5
     written: tuple[str, ...] = ("v",)
@@ -115,3 +117,5 @@ class SpecialInputs:
                     pass_.inputs[2][i, j] *= factor.to(pass_.inputs[2])
             if "q" not in self.written:
                 pass_.inputs[0].mul_(_HARD_FACTOR)
+            if attention.sinks is not None:
+                attention.sinks.fill_(self.sink)

@@ -52,7 +52,7 @@ class Case:
 
 @dataclass
 class PassResult:
-    """Results of a rank after a pass. gradients: of q, k, v, and of projections (prefix W).
+    """Results of a rank after a pass. gradients: of q, k, v, projections and sinks (prefix W).
 
     calls, pairs: kernel calls, and the query-key pairs that they computed.
     """
@@ -163,6 +163,8 @@ def _share(attention: Attention, future: int | None) -> Tensors:
 def _pass(attention: Attention, qkv: Tensors) -> PassResult:
     w, s = attention.workload, attention.shard
     matrices = attention.projections()
+    if attention.sinks is not None:
+        matrices |= {"sink": attention.sinks}
     for leaf in (*qkv, *matrices.values()):
         leaf.grad = None
     traffic = attention.group.traffic
@@ -174,6 +176,8 @@ def _pass(attention: Attention, qkv: Tensors) -> PassResult:
     gradients = {n: t.grad for n, t in zip("qkv", qkv, strict=True) if t.grad is not None}
     if w.train:
         gradients |= {f"W{n}": t.clone() for n, t in attention.parameter_gradients().items()}
+    if w.train and w.sink:
+        gradients["Wsink"] = attention.sink_gradient()
     return PassResult(
         shard=s,
         tolerance_of=attention.coarsest_dtype,

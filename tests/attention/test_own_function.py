@@ -39,6 +39,24 @@ def build(folder: Path, text: str, tokens: int = 40, **fields: Any) -> Attention
     return attention
 
 
+def test_a_function_may_take_sinks(tmp_path: Path) -> None:
+    """It has their gradient too; without a sink in the workload it gets None."""
+    text = (
+        "import torch\ndef f(q, k, v, sinks=None):\n"
+        "    scores = q @ k.mT / q.shape[-1]**0.5\n"
+        "    if sinks is not None:\n"
+        "        column = sinks[:, None, None].expand(*scores.shape[:-1], 1)\n"
+        "        scores = torch.cat([scores, column], -1)\n"
+        "    return scores.softmax(-1)[..., :k.shape[2]] @ v\n"
+    )
+    path = tmp_path / "own.py"
+    path.write_text(text)
+    for sink in (True, False):
+        assert_equals_reference(f"{path}:f", {}, make_workload(40, mode="train", sink=sink))
+    with pytest.raises(UnsupportedError, match="f takes no argument `sinks`, needed for a sink in"):
+        build(tmp_path, "def f(q, k, v): return q\n", sink=True)
+
+
 def test_a_function_is_given_what_it_names(tmp_path: Path) -> None:
     text = (
         "seen = {}\n"

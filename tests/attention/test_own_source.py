@@ -64,7 +64,8 @@ def test_an_annotation_that_is_not_defined_is_ignored() -> None:
 
 
 def test_parameters_that_longseq_passes_are_no_options() -> None:
-    found = describe("def f(q, k, v, causal, scale=None, *, group, enable_gqa, **more): pass")
+    text = "def f(q, k, v, causal, scale=None, *, group, enable_gqa, sinks, **more): pass"
+    found = describe(text)
     assert found.options == ()
     assert [reason.split("`")[1] for reason in found.missing] == ["attn_mask", "new_tokens"]
 
@@ -95,8 +96,8 @@ MISTAKES = [
      "own.py:1: f has 0 positional parameters (none); the first three must take q, k and v"),
     ("def f(q, k, v, bias): pass",
      "own.py:1: f needs an argument `bias`, which longseq does not pass; give it a default (it "
-     "passes causal, is_causal, attn_mask, mask_mod, new_tokens, enable_gqa, grouped_heads, group, "
-     "scale, rank, world_size)"),
+     "passes causal, is_causal, attn_mask, mask_mod, new_tokens, enable_gqa, grouped_heads, sinks, "
+     "group, scale, rank, world_size)"),
     ("\nimport no_such", "own.py:2: ModuleNotFoundError: No module named 'no_such'"),
     ("\nraise ValueError('one\\ntwo')", "own.py:2: ValueError: one two"),
     ("import sys\nsys.exit(3)", "own.py:2: SystemExit: 3"),

@@ -34,7 +34,7 @@ def test_every_field_of_a_trial_and_its_workload_changes_its_key() -> None:
     assert len(keys | {trial().key}) == len(changes) + 1
     workload: dict[str, Any] = {
         "batch": 2, "heads": 16, "kv_heads": 4, "head_dim": 32, "dtype": "float16",
-        "causal": True, "mode": "train", "mask": "sliding-window:4", "v_head_dim": 32,
+        "causal": True, "mode": "train", "mask": "sliding-window:4", "v_head_dim": 32, "sink": True,
     }  # fmt: skip
     labels = {"model", "weights"}
     assert {"seq_len", *workload} == {*Workload.model_fields} - {"new_tokens", "layers", *labels}

@@ -42,9 +42,9 @@ TOKENS = 100_000
 ROWS = MATCHING, TWO_LEVEL, EQUAL, MIXED, EXCHANGED
 
 
-def exact(tokens: int = TOKENS, **fields: Any) -> Attention:
+def exact(tokens: int = TOKENS, name: str = "sdpa", **fields: Any) -> Attention:
     w = Workload(seq_len=tokens, **{"heads": 4, "kv_heads": 2, "head_dim": 8, **fields})
-    return IMPLEMENTATIONS.get("sdpa")(w, Group.alone())
+    return IMPLEMENTATIONS.get(name)(w, Group.alone())
 
 
 def drawn(attention: Attention) -> Pass:
@@ -113,15 +113,17 @@ def test_heads_have_different_constants_and_only_uncovered_rows_may_be_zero() ->
     assert "is nan off" in (found(out) or "")
 
 
-def in_float64(attention: Attention, one: Pass) -> Tensor:
-    """Set the results of a pass by autograd; return the scores (B, Hq, N, N), -inf where hidden."""
+def in_float64(attention: Attention, one: Pass, sink: float = -math.inf) -> Tensor:
+    """Set the results of a pass by autograd; return the scores (B, Hq, N, N), -inf where hidden.
+
+    sink: that of all heads."""
     w, group = attention.workload, attention.workload.heads // attention.workload.kv_heads
     q, k, v = (t.detach().double().requires_grad_() for t in one.inputs)
     keys, values = (t.repeat_interleave(group, 1) for t in (k, v))
     every = np.arange(w.seq_len)
     hidden = torch.from_numpy(~attention.multiplicity(every, every, 0))
     scores = (q @ keys.transpose(2, 3) / math.sqrt(w.head_dim)).masked_fill(hidden, -math.inf)
-    out = scores.softmax(-1) @ values
+    out = torch.nn.functional.pad(scores, (0, 1), value=sink).softmax(-1)[..., :-1] @ values
     one.out = out.detach()
     assert one.grad_out is not None
     one.grads = torch.autograd.grad(out, (q, k, v), one.grad_out.double())
@@ -155,6 +157,23 @@ def test_the_closed_form_is_that_of_autograd_in_float64(
     assert find_wrong_rows(attention, expected, one)
 
 
+@pytest.mark.parametrize(("mask", "head_dim"), [("causal", 2), ("sliding-window:20", 16)])
+@pytest.mark.parametrize("rows", ROWS)
+def test_a_sink_is_in_the_closed_form(mask: str, rows: str, head_dim: int) -> None:
+    """It is seen if it is left out, and if it is added on two ranks where scores are near it."""
+    attention = exact(90, mask=mask, head_dim=head_dim, mode="train", name="fused", sink=True)
+    expected = KnownScores(attention.workload, rows)
+    one = filled(expected, attention)
+    assert attention.sinks is not None
+    assert attention.sinks.tolist() == 4 * [expected.sink]
+    in_float64(attention, one, expected.sink)
+    assert find_wrong_rows(attention, expected, one) is None
+    for wrong in (-math.inf, expected.sink + math.log(2)):
+        in_float64(attention, one, wrong)
+        reason = find_wrong_rows(attention, expected, one)
+        assert (reason is None) == (rows == MATCHING and wrong > 0)
+
+
 def test_rows_differ_in_maximum_temperature_and_the_key_that_they_find() -> None:
     """Maxima spread over 200 and more and lie below |q||k|; two-level rows have long tails."""
     attention = exact(2000, head_dim=64, heads=1, kv_heads=1, mode="train", causal=True)
@@ -181,9 +200,10 @@ def test_rows_differ_in_maximum_temperature_and_the_key_that_they_find() -> None
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("sink", [False, True], ids=["", "sink"])
 @pytest.mark.parametrize("head_dim", [1, 7, 64, 128])
-def test_every_dtype_has_the_inputs_exactly(dtype: Any, head_dim: int) -> None:
-    w = Workload(seq_len=700, heads=2, head_dim=head_dim, mode="train", dtype=dtype)
+def test_every_dtype_has_the_inputs_exactly(dtype: Any, sink: bool, head_dim: int) -> None:
+    w = Workload(seq_len=700, heads=2, head_dim=head_dim, mode="train", dtype=dtype, sink=sink)
     positions = torch.arange(700)
     for rows in ROWS:
         inputs = KnownScores(w, rows)

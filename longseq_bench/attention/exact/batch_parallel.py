@@ -71,6 +71,7 @@ class Ddp(BatchSplit):
 
     summary = "batch split over ranks, gradients of parameters averaged (DistributedDataParallel)"
     many_ranks = True
+    takes_sinks = True  # if the inner attention does
 
     def __init__(
         self,

@@ -123,6 +123,7 @@ class Ring(Attention):
 
     takes_v_head_dim = True
     takes_decode = True
+    takes_sinks = True
     summary = "blocks of keys and values pass from rank to rank; exact, minimal memory"
     many_ranks = True
     takes_masks = True
@@ -182,8 +183,8 @@ class Ring(Attention):
             raise WorldError("offload=host runs on one rank")
         if self.on_host and w.mask is not None:
             raise UnsupportedError(f"offload=host streams no mask, and this one is {w.mask}")
-        if self.on_host and w.v_head_dim != w.head_dim:
-            raise UnsupportedError("offload=host needs a v_head_dim equal to the head_dim")
+        if self.on_host and (w.sink or w.v_head_dim != w.head_dim):
+            raise UnsupportedError("offload=host needs a v_head_dim like head_dim, and no sink")
         if self.transport != "p2p" and group.size > 1 and find_spec(self.transport) is None:
             library = {"deepspeed": "DeepSpeed", "fairscale": "FairScale"}[self.transport]
             install = "pip install 'longseq-bench[transports]' brings it"

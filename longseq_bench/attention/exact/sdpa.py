@@ -32,6 +32,7 @@ class Fused(Attention):
 
     takes_masks = True
     takes_v_head_dim = True
+    takes_sinks = True
     summary = "exact attention in one kernel call; sdpa calls torch's kernels only"
 
     def __init__(self, workload: Workload, group: Group, *, kernel: KernelOption = AUTO) -> None:
@@ -49,6 +50,7 @@ class Dense(Attention):
 
     takes_masks = True
     takes_v_head_dim = True
+    takes_sinks = True
     summary = "standard attention: all scores are in memory, O(n²)"
 
     @override
@@ -65,7 +67,10 @@ class Dense(Attention):
             scores = scores.masked_fill(later, -math.inf)
         if self.workload.mask is not None:
             scores = scores.masked_fill(~visible_pairs_of(self.workload, q.device), -math.inf)
-        shares = torch.softmax(scores, -1)
+        if self.sinks is not None:
+            column = self.sinks.to(scores.dtype).reshape(1, Hk, -1, 1, 1).expand(B, -1, -1, N, 1)
+            scores = torch.cat([scores, column], -1)
+        shares = torch.softmax(scores, -1)[..., :N]
         return (shares.reshape(B, Hk, Hq // Hk * N, N) @ v).reshape(B, Hq, N, v.shape[3])
 
 
@@ -172,6 +177,7 @@ class Flex(Attention):
     """
 
     takes_masks = True
+    takes_sinks = True
     summary = "FlexAttention, compiled by torch (no training on a CPU); compile time is recorded"
 
     def __init__(
@@ -197,6 +203,8 @@ class Flex(Attention):
         w = self.workload
         if reason := flex_blocks.unavailable_reason(device, w.train):
             raise UnsupportedError(reason)
+        if w.sink and device == "cpu":
+            raise UnsupportedError("a sink needs a log-sum-exp, which flex has not on a CPU")
         if is_meta():
             raise UnsupportedError("code compiled by torch can't run on meta tensors")
         if w.mask is not None:
@@ -215,8 +223,14 @@ class Flex(Attention):
 
     @override
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out: Tensor = flex_blocks.attend(q, k, v, self._mask)
-        return out
+        from torch.nn.attention.flex_attention import AuxRequest
+
+        if self.sinks is None:
+            out: Tensor = flex_blocks.attend(q, k, v, self._mask)
+            return out
+        out, more = flex_blocks.attend(q, k, v, self._mask, return_aux=AuxRequest(lse=True))
+        shares = torch.sigmoid(more.lse - self.sinks[:, None])
+        return (out * shares[..., None]).to(q.dtype)
 
     @override
     def facts(self) -> dict[str, Any]:

@@ -9,8 +9,9 @@ use the same loop with another inner attention or another exchange.
 Shapes: q, out (B, Hq, N, D); k, v (B, Hk, N, D); lse (B, heads of this rank, all tokens).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Annotated
 
 import torch
@@ -41,24 +42,26 @@ from longseq_bench.patterns.visible_keys import visible_keys
 class UlyssesKernel:
     """Attention between two exchanges of tokens for heads. An AttentionKernel.
 
+    inner: returns the kernel of some query heads.
     stages: query heads and key heads of each stage.
     """
 
     def __init__(
         self,
         exchange: AllToAll,
-        inner: AttentionKernel,
+        inner: Callable[[slice], AttentionKernel],
         stages: Sequence[tuple[HeadStage, HeadStage]],
     ) -> None:
-        self.exchange, self.inner, self.stages = exchange, inner, stages
+        self.exchange, self.stages, rank = exchange, stages, exchange.group.rank
+        self.inner = [inner(q_heads.of(rank)) for q_heads, _ in stages]
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         """Return the output and, if kept, the log-sum-exp of this rank's heads."""
         out, lse_of_stages = q.new_empty(*q.shape[:3], v.shape[3]), []
         to_heads = self.exchange.to_heads
-        for q_heads, kv_heads in self.stages:
+        for inner, (q_heads, kv_heads) in zip(self.inner, self.stages, strict=True):
             q_full, k_full, v_full = to_heads(q, q_heads), *(to_heads(t, kv_heads) for t in (k, v))
-            out_full, lse = self.inner.forward(q_full, k_full, v_full, keep_lse)
+            out_full, lse = inner.forward(q_full, k_full, v_full, keep_lse)
             del q_full, k_full, v_full
             self.exchange.to_tokens(out_full, out, q_heads)
             del out_full
@@ -72,11 +75,12 @@ class UlyssesKernel:
         grads = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         to_heads = self.exchange.to_heads
         lse_of_stages = torch.split(lse, [q_heads.count for q_heads, _ in self.stages], 1)
-        for (q_heads, kv_heads), stage_lse in zip(self.stages, lse_of_stages, strict=True):
+        stages = zip(self.inner, self.stages, lse_of_stages, strict=True)
+        for inner, (q_heads, kv_heads), stage_lse in stages:
             grad_out_full, q_full = to_heads(grad_out, q_heads), to_heads(q, q_heads)
             keys_full = to_heads(k, kv_heads), to_heads(v, kv_heads)
             queries_full = grad_out_full, q_full, to_heads(out, q_heads), stage_lse.contiguous()
-            grads_full = self.inner.backward(queries_full, keys_full)
+            grads_full = inner.backward(queries_full, keys_full)
             del queries_full, grad_out_full, q_full, keys_full
             stage_heads = q_heads, kv_heads, kv_heads
             for full, grad, heads in zip(grads_full, grads, stage_heads, strict=True):
@@ -158,7 +162,19 @@ class HeadSplit(Attention):
     many_ranks = True
     takes_masks = True
     takes_v_head_dim = True
+    takes_sinks = True
     overlaps = False
+
+    @override
+    def add_sinks(self, kernel: AttentionKernel, heads: slice | None = None) -> AttentionKernel:
+        # between exchanges a rank has the log-sum-exp of its own heads: the sinks are inside
+        if isinstance(kernel, (UlyssesKernel, SkippableKernel)):
+            return kernel
+        return super().add_sinks(kernel, heads)
+
+    def skippable(self, kernel: AttentionKernel) -> Callable[[slice], AttentionKernel]:
+        """Return the kernel of some heads, with their sinks, that computes only if it should."""
+        return lambda heads: SkippableKernel(self.add_sinks(kernel, heads), self.group)
 
     @override
     def work_share(self) -> float:
@@ -185,8 +201,8 @@ class Ulysses(HeadSplit):
             return exact_call(self.exact, w)
         stages = head_stages(w, self.group.size, 1)
         stage = w.model_copy(update={"heads": stages[0][0].count, "kv_heads": 1})
-        kernel = SkippableKernel(exact_call(self.exact, stage), self.group)
-        return UlyssesKernel(self.exchange, kernel, stages)
+        kernel = exact_call(self.exact, stage)
+        return UlyssesKernel(self.exchange, self.skippable(kernel), stages)
 
     @override
     def bytes_sent(self) -> int:
@@ -238,9 +254,9 @@ class HeadParallel(HeadSplit):
         if size == 1:
             return exact_call(self.exact, w)
         own = w.model_copy(update={"heads": w.heads // size, "kv_heads": w.kv_heads // size})
-        kernel = SkippableKernel(exact_call(self.exact, own), self.group)
+        kernel = self.skippable(exact_call(self.exact, own))
         if not self.sequence_parallel:
-            return kernel
+            return kernel(slice(self.shard.heads.start, self.shard.heads.stop))
         return UlyssesKernel(self.exchange, kernel, head_stages(w, size, w.kv_heads // size))
 
     @override
@@ -308,7 +324,7 @@ class Usp(HeadSplit):
         ring = self.stage_ring.build_kernel()
         if self.ulysses == 1:
             return ring
-        inner = SkippableKernel(ring, self.group) if self.ring == 1 else ring
+        inner = self.skippable(ring) if self.ring == 1 else partial(self.add_sinks, ring)
         return UlyssesKernel(self.exchange, inner, self.stages)
 
     @override

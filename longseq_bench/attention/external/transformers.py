@@ -25,11 +25,12 @@ _DENSE = ("eager", "sdpa")
 
 @implementation("transformers")
 class Transformers(External):
-    """A function of `ALL_ATTENTION_FUNCTIONS`, or the eager attention of Llama.
+    """A function of `ALL_ATTENTION_FUNCTIONS`, or the eager attention of Llama or gpt-oss (sinks).
 
     It is called as a layer of a model calls it.
     """
 
+    takes_sinks = True
     summary = "attention of Hugging Face transformers: eager, sdpa, or any registered name"
     mask_kinds = frozenset({WINDOW, PREFIX, DOCUMENTS, FULL_DOCUMENTS, CHUNKED})
     library = Library(
@@ -52,6 +53,8 @@ class Transformers(External):
         super().__init__(workload, group)
         if workload.mask is not None and attention not in _DENSE:
             raise UnsupportedError(f"attention={attention}: masks are given to eager and sdpa only")
+        if workload.sink and attention != "eager":
+            raise UnsupportedError(f"attention={attention}: sinks are given to eager only")
         self.attention = attention
         self.mask_pairs: Tensor | None = None
         """(1, 1, N, N) as models give it: added to the scores for eager, visible pairs for sdpa."""
@@ -65,14 +68,16 @@ class Transformers(External):
             raise UnknownNameError("attention of transformers", self.attention, names)
         self._function = known.get(self.attention)
         if self.attention == "eager":
-            llama = importlib.import_module("transformers.models.llama.modeling_llama")
-            self._function = llama.eager_attention_forward
+            model = "gpt_oss" if w.sink else "llama"
+            own = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
+            self._function = own.eager_attention_forward
         self._layer = torch.nn.Module()
         # the parts of a model's layer that attention functions read
         vars(self._layer).update(
             num_key_value_groups=w.heads // w.kv_heads,
             is_causal=w.causal,
             layer_idx=0,
+            sinks=self.sinks,
             config=SimpleNamespace(_attn_implementation=self.attention),
         )
         if w.mask is not None or (w.causal and self.attention in ("eager", "flex_attention")):

@@ -66,6 +66,7 @@ class LayoutAttention(Attention):
     """Attention over the blocks of `layouts`: one layout, or one per query head."""
 
     sees_itself = True  # in every layout a block of queries sees its own keys
+    takes_sinks = True
 
     requested_density: float | None
     """Requested density; None if the options set the window instead."""
@@ -75,6 +76,8 @@ class LayoutAttention(Attention):
 
     def __init__(self, workload: Workload, group: Group, kernel: sparse_selection.Kernel) -> None:
         super().__init__(workload, group)
+        if workload.sink and kernel == "flex":
+            raise UnsupportedError("kernel=flex has no sinks: its backward computes no part of one")
         self.requested_kernel = kernel
         self.kernel_name = ""
 
@@ -340,6 +343,7 @@ class BlockSparseMultihead(ProjectedAttention):
     """
 
     summary = "block-sparse with linear projections of q, k, v and the output"
+    takes_sinks = True
 
     def __init__(
         self,

@@ -32,7 +32,7 @@ from longseq_bench.attention.sparse.block_sparse import (
     SparsityOption,
     build_layout_kernel,
 )
-from longseq_bench.core.errors import UserError
+from longseq_bench.core.errors import UnsupportedError, UserError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import sparse_selection
@@ -81,6 +81,8 @@ class AdaptiveBlockSparse(LayoutAttention):
     ) -> None:
         check_sparsity(sparsity)
         super().__init__(workload, group, kernel)
+        if scorer == "learned" and workload.sink:
+            raise UnsupportedError("scorer=learned has no sinks; use scorer=means")
         if scorer == "learned" and kernel == "flex":
             raise UserError("kernel=flex can't train scorer=learned; use kernel=auto")
         self.block, self.sparsity, self.requested_density = block, sparsity, 1 - sparsity
@@ -119,7 +121,7 @@ class AdaptiveBlockSparse(LayoutAttention):
         self._chosen = chosen
         if not isinstance(chosen, tuple):
             # the device chooses as a part of the pass, which nothing waits for
-            return attend(q, k, v, chosen, self.workload.train)
+            return attend(q, k, v, self.add_sinks(chosen), self.workload.train)
         self.layout_s = time.perf_counter() - start
         if self.scorer == "learned" and self.workload.train:
             apply: Any = _Learned.apply
@@ -127,7 +129,7 @@ class AdaptiveBlockSparse(LayoutAttention):
             return cast(Tensor, apply(*tensors, *self.matrices, self, (queries, keys)))
         w = self.workload
         kernel = build_layout_kernel(self.kernel_name, self.layouts, w.heads)
-        return attend(q, k, v, kernel, w.train)
+        return attend(q, k, v, self.add_sinks(kernel), w.train)
 
     @property
     def kernel_block(self) -> int | None:

@@ -40,6 +40,7 @@ class Dilated(Attention):
     summary = "LongNet: every rate-th token of a segment; several pairs (segment, rate)"
     many_ranks = True
     sees_itself = True  # the tokens of a set see each other
+    takes_sinks = True
 
     permuted = False
     """True if segments are cut along a permutation of the sequence."""

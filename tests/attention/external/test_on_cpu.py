@@ -81,8 +81,8 @@ def test_ring_attention_pytorch_over_ranks_equals_the_reference(ranks: Ranks, ca
 @needs(HF)
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("mask", ["sliding-window:9", "prefix:20", "documents:30,1,119"])
-def test_masks_of_transformers_equal_the_reference(attention: str, mask: str) -> None:
-    w = make_workload(150, mask=mask, mode="train", kv_heads=2)
+def test_masks_and_sinks_of_transformers_equal_the_reference(attention: str, mask: str) -> None:
+    w = make_workload(150, mask=mask, mode="train", kv_heads=2, sink=attention == "eager")
     assert_equals_reference(HF, {"attention": attention}, w)
 
 
