@@ -128,6 +128,7 @@ class Row:
     new_tokens: int = declare(
         "New tokens", "count", "Tokens that a step of decoding adds; 0 in other modes.", "same"
     )
+    sink: bool = declare("Sink", "flag", "Whether each query head has a learnable sink.", "same")
     memory_budget: int | None = declare(
         "Memory budget", "bytes", "Memory that one rank may allocate.", "same"
     )
@@ -251,7 +252,7 @@ def _find_path(name: str) -> str:
 
 _WORKLOAD = (
     *("batch", "heads", "kv_heads", "head_dim", "v_head_dim", "dtype", "causal", "mask", "mode"),
-    *("new_tokens", "model", "layers"),
+    *("new_tokens", "sink", "model", "layers"),
 )
 IDENTITY = [name for name, field in fields_of(Row).items() if field.merge == "same"]
 """Fields that identify a trial and its machine."""

@@ -175,6 +175,7 @@ class Plan(Printed):
             f"{self.hardware.name}, {format_bytes(budget)} a rank: "
             f"{mode_words(w.mode, w.new_tokens)}, {w.dtype}, "
             f"{mask_words(w.visibility.text)}, batch {w.batch}, {heads} of {w.head_dim}{value}"
+            f"{', sinks' if w.sink else ''}"
         ]
         pairs = zip(self.results, self.trials, strict=True)
         names: dict[str, list[str]] = {}

@@ -46,7 +46,7 @@ _TIMED_PHASES = ("forward", "backward", "communication", "time")
 def _settings(trial: Trial) -> tuple[str, ...]:
     w, ranks = trial.workload, f"{trial.world_size} rank{'s' * (trial.world_size > 1)}"
     heads = f"heads {w.heads}/{w.kv_heads} of {w.head_dim}/{w.v_head_dim}"
-    shape = " ".join(filter(None, (w.model, f"batch {w.batch}", heads)))
+    shape = " ".join(filter(None, (w.model, f"batch {w.batch}", heads, "sinks" * w.sink)))
     mode, mask = mode_words(w.mode, w.new_tokens), mask_words(w.visibility.text)
     return ranks, w.dtype, mode, mask, trial.device, shape
 

@@ -117,6 +117,7 @@ def name_row(row: ComparedRow) -> str:
         mode_words(row.mode, row.new_tokens) if row.mode != "forward" else "",
         row.dtype if row.dtype != "float32" else "",
         mask_words(row.mask) if row.mask != FULL else "",
+        "sinks" if row.sink else "",
     ]
     words = ", ".join(filter(None, workload))
     return f"{row.name}{tokens}{in_brackets(words)}"

@@ -24,8 +24,8 @@ def split_names(names: str) -> tuple[str, ...]:
 
 
 SAME_TABLE = split_names(
-    "fingerprint device mode new_tokens dtype mask batch heads kv_heads head_dim v_head_dim model "
-    "memory_budget time_budget threads fit_only"
+    "fingerprint device mode new_tokens dtype mask sink batch heads kv_heads head_dim v_head_dim "
+    "model memory_budget time_budget threads fit_only"
 )
 SIMILAR_DENSITY = 0.9
 """Fraction of the highest density; rows at or above it are treated as equally sparse."""
@@ -88,6 +88,7 @@ def _describe_fields(
     yield of("mode new_tokens", mode_words(row.mode, row.new_tokens))
     yield of("dtype", row.dtype)
     yield of("mask", mask_words(row.mask))
+    yield of("sink", "sinks" if row.sink else "", "no sinks")
     yield of("batch", f"batch {row.batch}")
     yield of("heads kv_heads head_dim v_head_dim", heads)
     yield of("device", row.device)
