@@ -15,7 +15,7 @@ from longseq_bench.core.errors import (
 from longseq_bench.core.model import DTYPE_BYTES, DType, Frozen, Workload, canonical_dtype
 from longseq_bench.core.model_files import SHAPE, LayerKind
 
-OVERRIDABLE = (*SHAPE, "dtype")
+OVERRIDABLE = (*SHAPE, "dtype", "sink")
 """Fields of a workload that a model sets unless they are given."""
 
 
@@ -24,7 +24,7 @@ class ModelShape(Frozen):
 
     heads, kv_heads, head_dim (of q and k), v_head_dim (of v and the output): of one layer, the
     first of `kinds` or the chosen one, which has its `mask` too.  kinds: all layers.
-    dtype: None if the file has none that can be measured.
+    dtype: None if the file has none that can be measured.  sink: all layers have sinks.
     parameters: None if they can't be counted; parameters_reason says why.  mlp_width: columns of
     the gate, of all experts of a token; None if unknown or if the MLP has no gate.
     context: tokens for which the model was made, of a file that says it.
@@ -44,6 +44,7 @@ class ModelShape(Frozen):
     dtype: DType | None
     kinds: tuple[LayerKind, ...] = ()
     mask: str | None = None
+    sink: bool = False
     parameters: int | None = None
     parameters_reason: str | None = None
     vocab_size: int | None = None
@@ -140,6 +141,7 @@ def parse_config(
         layers=sum(one.layers for one in kinds),
         hidden_size=config["hidden_size"],
         dtype=dtype,
+        sink=model_files.type_of(config).get("sink", False),
         kinds=kinds,
         parameters=parameters,
         parameters_reason=reason,

@@ -156,7 +156,7 @@ def test_given_fields_override_a_model_and_its_label_says_so() -> None:
     fields = deepseek.workload_fields({"causal": True})
     assert fields == {
         "heads": 128, "kv_heads": 128, "head_dim": 192, "v_head_dim": 128, "dtype": "bfloat16",
-        "causal": True, "model": "deepseek-v3",
+        "causal": True, "sink": False, "model": "deepseek-v3",
     }  # fmt: skip
     other = deepseek.workload_fields({"heads": 16, "kv_heads": 0, "head_dim": 64, "dtype": "bf16"})
     assert (other["kv_heads"], other["v_head_dim"]) == (16, 64)

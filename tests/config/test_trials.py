@@ -273,3 +273,4 @@ def test_a_model_gives_a_workload_its_shape_and_keys_beside_it_override() -> Non
     ]  # fmt: skip
     # gpt-oss has no dtype in its file; that of the device is used
     assert [t.workload.dtype for t in made] == [*["bfloat16"] * 2, *["float32"] * 2]
+    assert [t.workload.sink for t in made] == [False, False, True, True]
