@@ -36,7 +36,7 @@ class Faulty(Attention):
     """Exact attention with one fault."""
 
     summary = "for tests"
-    many_ranks = takes_masks = True
+    many_ranks = takes_masks = takes_sinks = True
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Faulty(Attention):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         w, group = self.workload, self.workload.heads // self.workload.kv_heads
-        plain = w.mask is None and not {self.kind} & {*MASKS, *WEIGHTS}
+        plain = w.mask is None and not w.sink and not {self.kind} & {*MASKS, *WEIGHTS}
         if self.group.size == 1 and plain and self.kind != "kv heads in turn":
             return scaled_dot_product_attention(q, k, v, is_causal=w.causal, enable_gqa=True)
         if self.group.size > 1:
@@ -100,7 +100,7 @@ class Faulty(Attention):
         q, k = q.float(), k[:, uses].float()
         scores = q @ k.transpose(-1, -2) / math.sqrt(w.head_dim)
         self.bound = q.norm(dim=-1)[..., None] * k.norm(dim=-1).amax(-1)[..., None, None]
-        weigh = WEIGHTS.get(self.kind, _scaled(1))
+        weigh = WEIGHTS.get(self.kind, _with_sinks if w.sink else _scaled(1))
         return (weigh(self, scores.masked_fill(~visible, -math.inf)) @ v[:, uses].float()).to(v)
 
 
@@ -262,7 +262,21 @@ def _largest(attention: Faulty, scores: Tensor) -> Tensor:
     return scores.masked_fill(rank < dropped, -math.inf).softmax(-1)
 
 
+def _with_sinks(
+    attention: Faulty, scores: Tensor, count: int = 1, learns: bool = True, value: int = 0
+) -> Tensor:
+    """count: how often a sink is added.  value: 1: it has the value of the first key."""
+    sinks = attention.sinks if learns else attention.sinks.detach()
+    column = (sinks + math.log(count))[:, None, None].expand(*scores.shape[:-1], 1)
+    weights = torch.cat([scores, column], -1).softmax(-1)
+    return weights[..., :-1] + value * pad(weights[..., -1:], (0, scores.shape[-1] - 1))
+
+
 WEIGHTS: dict[str, Callable[[Faulty, Tensor], Tensor]] = {
+    "sink left out": _scaled(1),
+    "sink counted as a value": lambda a, s: _with_sinks(a, s, value=1),
+    "sink added on every rank": lambda a, s: _with_sinks(a, s, a.group.size),
+    "sink without a gradient": lambda a, s: _with_sinks(a, s, learns=False),
     "scores scaled by 1.01": _scaled(1.01),
     "scores scaled by 1.05": _scaled(1.05),
     "scores not scaled": lambda a, scores: _scaled(a.workload.head_dim**0.5)(a, scores),

@@ -37,8 +37,8 @@ STAGES = {
     "Gradients": (*faulty.GRADIENTS, "keys of other ranks have no gradient"),
     "Results that a pass does not compute": (*faulty.RESULTS, "layout chosen once"),
 }
-ON_RANKS = ("other ranks", "last rank")
-IN_TRAINING = (*faulty.GRADIENTS, "keys of other ranks have no gradient",
+ON_RANKS = ("other ranks", "last rank", "every rank")
+IN_TRAINING = (*faulty.GRADIENTS, "keys of other ranks have no gradient", "sink without a gradient",
                "gradient without the sum of weights", "scores clipped at 9")  # fmt: skip
 SHAPES = {
     "beyond 65,536 tokens": {"tokens": 66_000, "heads": 1, "kv_heads": 1, "head_dim": 8},
@@ -46,6 +46,7 @@ SHAPES = {
     "first token of a document sees the one before": {"mask": "documents:50", "causal": False},
     "chunks begin one token late": {"mask": "chunked:50", "causal": False},
     "last token of a prefix sees one key too many": {"mask": "prefix:300", "causal": False},
+    **{kind: {"sink": True} for kind in faulty.WEIGHTS if kind.startswith("sink")},
 }
 
 

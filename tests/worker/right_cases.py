@@ -52,6 +52,7 @@ def draw(launcher: LocalLauncher, number: int, device: str = "cpu") -> Trial:
     if kind.takes_decode and rest.random() < 0.3:
         new = rest.choice((1, 1, 3, 8))
         mode = {"causal": new > 1, "mode": "decode", "new_tokens": min(new, tokens)}
+    mode["sink"] = kind.takes_sinks and rest.random() < 0.3
     return complete(
         launcher, name, max(tokens, world), options, heads=heads, kv_heads=kv_heads,
         head_dim=pick.choice(HEAD_DIMS), batch=pick.choice((1, 1, 2, world)), world_size=world,
