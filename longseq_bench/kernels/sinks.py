@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 
 from longseq_bench.kernels.base import AttentionKernel, OutputAndLse, Pair, Queries, Triple
-from longseq_bench.meta_mode import limited
+from longseq_bench.meta_mode import device_kind, limited
 
-PART_ELEMENTS = 2**22
+PART_ELEMENTS = {"cpu": 2**18, "cuda": 2**24}
 """Elements of the output that are scaled together: a CPU copies those of 16 bits to float32."""
 
 
 class SinkKernel:
     """An AttentionKernel with sinks. A backward pass adds to `sinks.grad`, as autograd does.
 
-    inner: a kernel without sinks, whose output is a tensor of its own.
+    inner: a kernel without sinks, whose results are tensors of their own.
     sinks: those of all query heads, (Hq,) float32.  heads: those of the kernel's q.
     """
 
@@ -35,11 +35,12 @@ class SinkKernel:
         """Return the output and, if kept, the log-sum-exp with the sinks."""
         out, lse = self._inner.forward(q, k, v, True)
         assert lse is not None, f"{type(self._inner).__name__} keeps no log-sum-exp"
-        total = torch.logaddexp(lse, self._own.to(lse))
-        shares = (lse - total).exp_()[..., None]
         for rows in _parts(out):
-            out[:, :, rows].mul_(shares[:, :, rows])
-        return out, total if keep_lse else None
+            of_keys = lse[:, :, rows]
+            total = torch.logaddexp(of_keys, self._own.to(lse))
+            out[:, :, rows].mul_((of_keys - total).exp_()[..., None])
+            of_keys.copy_(total)
+        return out, lse if keep_lse else None
 
     def backward(self, queries: Queries, keys: Pair) -> Triple:
         """Return the gradients of q, k and v."""
@@ -57,5 +58,5 @@ class SinkKernel:
 def _parts(out: Tensor) -> Iterator[slice]:
     """Yield the tokens whose rows are computed together."""
     batch, heads, tokens, dim = out.shape
-    step = max(1, PART_ELEMENTS // (batch * heads * dim))
+    step = max(1, PART_ELEMENTS[device_kind(out)] // (batch * heads * dim))
     yield from (slice(start, start + step) for start in limited(range(0, tokens, step)))
