@@ -8,7 +8,7 @@ Letters: B batch, Hq heads, Hk kv_heads, m new tokens, N keys of this rank, D he
 v_head_dim, p ranks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -28,7 +28,9 @@ from longseq_bench.kernels import decode, sparse_selection
 from longseq_bench.kernels.base import AttentionKernel, OutputAndLse, Pair, Queries, Triple
 from longseq_bench.kernels.decode import SeenKeys, merge_partials
 from longseq_bench.kernels.exact.base import AUTO, ExactKernel, Use, select
+from longseq_bench.meta_mode import device_for
 from longseq_bench.patterns import Ints
+from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.visible_keys import VisibleKeys, visible_keys
 
 CacheKernel = Callable[
@@ -116,6 +118,37 @@ def _over_cache(exact: ExactKernel) -> CacheKernel:
         return out.float(), lse.float()
 
     return _over_parts(attend)
+
+
+def over_lists(
+    kernel: CacheKernel, layouts: Sequence[BlockLayout], w: Workload, device: str
+) -> CacheKernel:
+    """Return a CacheKernel over the blocks that layouts list: one for each KV head, or for all.
+
+    New tokens are causal. A pass copies the listed keys together, because `kernel` reads runs.
+    """
+    queries, parts = np.asarray(w.queries), []
+    borders = np.flatnonzero(np.diff(queries // layouts[0].block)) + 1
+    for own in np.split(queries, borders):
+        keys = np.stack([layout.keys_seen(own) for layout in layouts])
+        # the own block is the last one of a list
+        stop = keys.shape[1] - (own[-1] - own)
+        new = slice(own[0] - queries[0], own[-1] + 1 - queries[0])
+        on_device = torch.from_numpy(keys).to(device_for(device))
+        parts.append((new, on_device, (SeenKeys(0 * stop, stop),)))
+
+    def attend(
+        q: Tensor, k: Tensor, v: Tensor, _: tuple[SeenKeys, ...], dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        heads = torch.arange(k.shape[1], device=k.device)[:, None]
+        found = [
+            kernel(q[:, :, new], k[:, heads, keys], v[:, heads, keys], seen, dtype)
+            for new, keys, seen in parts
+        ]
+        out, lse = (torch.cat(tensors, 2) for tensors in zip(*found, strict=True))
+        return out, lse
+
+    return attend
 
 
 @dataclass(frozen=True, eq=False)

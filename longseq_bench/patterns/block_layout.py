@@ -20,7 +20,7 @@ class BlockLayout:
 
     indptr (rows + 1) int64, indices (kept blocks) int32. The last block may be short. Causal rows
     have no block after their own; of their own block only the lower triangle is visible.
-    No row is empty.
+    No row is empty, but those of blocks before first_query: of a step of decoding, its first token.
     mask: shows some of the pairs of a block and hides others; None: `causal` says it.
     """
 
@@ -30,6 +30,7 @@ class BlockLayout:
     indptr: Ints
     indices: NDArray[np.int32]
     mask: VisibleKeys | None = None
+    first_query: int = 0
 
     @property
     def rows(self) -> int:
@@ -50,9 +51,12 @@ class BlockLayout:
 
     @cached_property
     def visible_pairs(self) -> int:
-        """Visible query-key token pairs per head."""
+        """Visible query-key token pairs per head, of queries from first_query on."""
         if self.mask is not None:
             return int(self._masked_pairs(self.mask).sum())
+        if self.first_query:
+            queries = np.arange(self.first_query, self.seq_len)
+            return int(self.multiplicity(queries, self.keys_seen(queries)).sum())
         sizes = self.block_sizes
         pairs = int(sizes @ np.add.reduceat(sizes[self.indices], self.indptr[:-1]))
         if self.causal:
@@ -65,7 +69,7 @@ class BlockLayout:
     def block_density(self) -> float:
         """Kept blocks divided by visible blocks."""
         first, stop = visible_blocks(self.seq_len, self.block, self.causal, self.mask)
-        return len(self.indices) / int((stop - first).sum())
+        return len(self.indices) / int((stop - first)[self.first_query // self.block :].sum())
 
     def partial(self, mask: VisibleKeys) -> NDArray[np.bool_]:
         """Return True for kept blocks of which the mask hides a pair, (kept blocks,)."""
@@ -107,6 +111,25 @@ class BlockLayout:
         elif self.causal:
             visible &= k_positions[None, :] <= q_positions[:, None]
         return visible
+
+    def runs(self) -> list[tuple[Ints, Ints]]:
+        """Return runs of keys that each query from first_query on sees, first and stop of each.
+
+        A query with fewer runs than another one has empty ones.
+        """
+        queries = np.arange(self.first_query, self.seq_len)
+        rows, row_of_query = np.unique(queries // self.block, return_inverse=True)
+        found = [self.row(int(i)).astype(np.int64) for i in rows]
+        split = [np.split(row, np.flatnonzero(np.diff(row) > 1) + 1) for row in found]
+        count = max(map(len, split))
+        ends = np.empty((2, count, len(rows)), dtype=np.int64)
+        for i, runs in enumerate(split):
+            last = runs[-1][-1] + 1
+            ends[:, :, i] = last
+            ends[:, : len(runs), i] = [run[0] for run in runs], [run[-1] + 1 for run in runs]
+        first, stop = ends[:, :, row_of_query] * self.block
+        stop = np.minimum(stop, queries + 1 if self.causal else self.seq_len)
+        return [*zip(np.minimum(first, stop), stop, strict=True)]
 
     def keys_seen(self, q_positions: Ints) -> Ints:
         """Return the keys in blocks that a query sees, ascending; see `Attention.keys_seen`."""

@@ -8,7 +8,8 @@ rows, and the levels of `hierarchical` lie on multiples of their strides.
 
 Sources: local-window and global-local, Longformer (arXiv 2004.05150); strided, the fixed pattern of
 Sparse Transformer (1904.10509); random, BigBird (2007.14062); sink-window, StreamingLLM
-(2309.17453); dilated-sparse takes LongNet's growing strides (2307.02486) between blocks.
+(2309.17453); dilated-sparse takes LongNet's growing strides (2307.02486) between blocks; indices,
+lists of each KV head as a learned indexer gives them, NSA (2502.11089), DeepSeek-V3.2 (2512.02556).
 """
 
 from collections.abc import Callable, Iterator
@@ -31,6 +32,12 @@ WITH_SPECIAL = ("global-local", "sink-window")
 
 WITH_WINDOW = ("global-local", "local-window", "sink-window", "strided")
 """Patterns with a window that can be set in tokens."""
+
+OF_RUNS = ("global-local", "local-window", "sink-window")
+"""Patterns whose rows are at most two runs of blocks, from first_query on."""
+
+BY_KV_HEAD = "indices"
+"""The pattern of which every KV head has a layout of its own."""
 
 _FRACTION = 32
 """Fractional bits of a fixed-point logarithm."""
@@ -118,6 +125,7 @@ def make_layout(
     special: int = 0,
     window: int | None = None,
     mask: VisibleKeys | None = None,
+    first_query: int = 0,
 ) -> BlockLayout:
     """Return the layout of a named pattern.
 
@@ -125,13 +133,14 @@ def make_layout(
     them, rounded, at least one.
     special: global or sink tokens (global-local, sink-window). Rows of global tokens keep all
     visible blocks. A row that keeps too few blocks for all special ones keeps the diagonal first.
-    seed: any integer, taken modulo 2^64; used by `random` only.
+    seed: any integer, taken modulo 2^64; used by `random` and `indices` only.
     window: full width in tokens, rounded up to blocks; None: it follows from sparsity. With
     `local-window`, `sink-window` and `global-local` it replaces sparsity: a row keeps the special
     blocks and the window. With `strided` it is the minimum width of the window; the columns get the
     other blocks that sparsity keeps.
     mask: each row has the pattern among the blocks that the mask shows, so that each document has
     its own global, sink and strided blocks.
+    first_query: rows of blocks before it stay empty: a step of decoding has no query there.
 
     Errors are those of check_options.
     """
@@ -139,22 +148,23 @@ def make_layout(
     rows, special_blocks = -(-seq_len // block), -(-special // block)
     window_blocks = None if window is None else min(rows, -(-window // block))
     base, stop_block = visible_blocks(seq_len, block, causal, mask)
-    visible, row = stop_block - base, np.arange(rows) - base
+    visible, row, first_row = stop_block - base, np.arange(rows) - base, first_query // block
     full_rows = special_blocks if mask is None and pattern == "global-local" else 0
     counts = row_counts(pattern, seq_len, block, sparsity, causal, special, window, mask)
+    counts[:first_row] = 0
     stride = 0
     if pattern == "strided":
         stride = _stride(rows, block, sparsity, int(counts[-1]), window_blocks)
     indptr = np.concatenate(([0], np.cumsum(counts)))
     indices = np.empty(indptr[-1], dtype=np.int32)
-    for start, stop in _chunks(counts, full_rows):
+    for start, stop in _chunks(counts, first_row, full_rows):
         of_rows, visible_of_rows, kept = (x[start:stop, None] for x in (row, visible, counts))
         slot = np.arange(int(kept.max()))[None, :]
         own = seed, special_blocks, stride, window_blocks or 1
         part = LayoutRows(of_rows, visible_of_rows, kept, slot, *own)
         table = PATTERNS[pattern](part) + base[start:stop, None]
         indices[indptr[start] : indptr[stop]] = table[part.slot < kept]
-    return BlockLayout(seq_len, block, causal, indptr, indices, mask)
+    return BlockLayout(seq_len, block, causal, indptr, indices, mask, first_query)
 
 
 def row_counts(
@@ -194,12 +204,13 @@ def _stride(rows: int, block: int, sparsity: float, kept: int, window: int | Non
     return max(2, -(-rows // max(kept - window, 1)))
 
 
-def _chunks(counts: Ints, full_rows: int) -> Iterator[tuple[int, int]]:
+def _chunks(counts: Ints, first_row: int, full_rows: int) -> Iterator[tuple[int, int]]:
     """Yield start and stop of rows whose table has at most CHUNK cells, or of one row.
 
-    The first `full_rows` rows, which see everything, are wider and not mixed with the others.
+    Rows begin at first_row. The first `full_rows` rows, which see everything, are wider and not
+    mixed with the others.
     """
-    for first, end in ((0, full_rows), (full_rows, len(counts))):
+    for first, end in ((first_row, full_rows), (max(first_row, full_rows), len(counts))):
         step = max(1, CHUNK // int(counts[first:end].max(initial=1)))
         for start in range(first, end, step):
             yield start, min(end, start + step)
@@ -253,11 +264,20 @@ def _strided(rows: LayoutRows) -> Ints:
 
 
 def _random(rows: LayoutRows) -> Ints:
-    """Keep half in a window and draw half: one block from each of equal strata of the rest.
+    """Keep half in a window and draw half."""
+    return _drawn(rows, (rows.kept + 1) // 2)
+
+
+def _indices(rows: LayoutRows) -> Ints:
+    """Keep the own block and draw the others: a list of as many blocks as a top k of scores has."""
+    return _drawn(rows, np.ones_like(rows.kept))
+
+
+def _drawn(rows: LayoutRows, width: Ints) -> Ints:
+    """Keep a window of `width` blocks, and draw one block from each of equal strata of the rest.
 
     Draws never collide. A draw depends only on the seed, the row and its index.
     """
-    width = (rows.kept + 1) // 2
     start = window_start(rows.row, rows.visible, width)
     draws, room = np.maximum(rows.kept - width, 1), rows.visible - width
     low = (rows.slot - width) * room // draws
@@ -385,4 +405,5 @@ PATTERNS: dict[str, Pattern] = {
     "strided": _strided,
     "sink-window": _special_and_window,
     "random": _random,
+    "indices": _indices,
 }

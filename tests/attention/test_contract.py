@@ -14,11 +14,13 @@ from torch import Tensor
 from longseq_bench.attention import tiles
 from longseq_bench.attention.base import IMPLEMENTATIONS
 from longseq_bench.attention.exact import sdpa
+from longseq_bench.attention.sparse.block_sparse import build_layout_kernel
 from longseq_bench.core.errors import WorldError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels.exact.base import KERNELS
-from longseq_bench.patterns.blocks import PATTERNS, WITH_SPECIAL
+from longseq_bench.kernels.sparse_selection import has_triton
+from longseq_bench.patterns.blocks import PATTERNS, WITH_SPECIAL, make_layout
 from longseq_bench.testing import ImplementationContract
 from longseq_bench.testing.contract import (
     assert_equals_reference,
@@ -159,6 +161,28 @@ def test_requested_density_is_met_within_a_block_per_row(
         visible = i + 1 if causal else tokens // block
         kept = table[i * block : (i + 1) * block].any(0).reshape(-1, block).any(-1).sum()
         assert abs(float(kept) - (1 - sparsity) * visible) <= 1
+
+
+@pytest.mark.parametrize(
+    ("kernel", "head_dim", "causal"),
+    [("native", 80, True), ("torch", 128, True), ("native", 64, False)],
+)
+def test_query_heads_of_a_kv_head_share_its_list(kernel: str, head_dim: int, causal: bool) -> None:
+    options: Options = {"pattern": "indices", "sparsity": 0.7, "block": 16, "kernel": kernel}
+    w = make_workload(203, causal=causal, kv_heads=2, mode="train", head_dim=head_dim)
+    assert_equals_reference("block-sparse", options, w)
+    pairs = count_pairs(build_attention("block-sparse", options, w))
+    assert torch.equal(pairs[0], pairs[1])
+    assert not torch.equal(pairs[1], pairs[2])
+    assert torch.equal(pairs[2], pairs[3])
+
+
+def test_block_kernels_get_a_layout_for_each_query_head() -> None:
+    one, other = (make_layout("indices", 100, 16, 0.5, True, seed) for seed in (0, 1))
+    for name in ("flex", "triton") if has_triton() else ("flex",):
+        kernel: Any = build_layout_kernel(name, (one, other), 4)
+        assert kernel.layouts == (one, one, other, other)
+        assert build_layout_kernel(name, (one,), 4).layouts == (one,)  # type: ignore[attr-defined]
 
 
 @both_masks

@@ -18,7 +18,6 @@ from longseq_bench.core.errors import UnsupportedError, WorldError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.patterns.blocks import make_layout
-from longseq_bench.patterns.cache_rows import CacheRows
 from longseq_bench.patterns.visible_keys import visible_keys
 from longseq_bench.testing.contract import assert_equals_reference, make_workload
 from longseq_bench.testing.definition import (
@@ -116,25 +115,31 @@ def test_work_is_shared_by_the_keys_that_are_seen() -> None:
     assert shares == [0, 0, pytest.approx(11 / 60), pytest.approx(49 / 60)]
 
 
-# ---- sink-window -------------------------------------------------------------------------------
+# ---- block-sparse ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize(
     "options", [{"sparsity": 0.5}, {"window": 48, "globals": 16}, {"sparsity": 0.0}], ids=str
 )
-def test_cache_rows_are_the_last_rows_of_the_layout(options: Options, causal: bool) -> None:
+def test_runs_of_new_tokens_are_those_of_the_whole_layout(options: Options, causal: bool) -> None:
     """New tokens that lie in one block, in two blocks, and in all."""
     for tokens, new_tokens in ((300, 1), (300, 30), (17, 17)):
         sparsity, window = options.get("sparsity", 0.9), options.get("window")
         special = options.get("globals", 32 if tokens > 32 else 16)
-        rows = CacheRows(tokens - new_tokens, tokens, 16, sparsity, causal, special, window)
-        layout = make_layout("sink-window", tokens, 16, sparsity, causal, 0, special, window)
+        sizes = "sink-window", tokens, 16, sparsity, causal, 0, special, window
+        rows, layout = make_layout(*sizes, first_query=tokens - new_tokens), make_layout(*sizes)
         queries, keys = np.arange(tokens - new_tokens, tokens), np.arange(tokens)
         expected = layout.multiplicity(queries, keys)
         assert np.array_equal(rows.multiplicity(queries, keys), expected)
         assert rows.visible_pairs == expected.sum()
-        assert list(rows.row_lengths) == list(layout.row_lengths[queries[0] // 16 :])
+        assert list(rows.row_lengths[queries[0] // 16 :]) == list(
+            layout.row_lengths[queries[0] // 16 :]
+        )
+        runs = rows.runs()
+        assert len(runs) <= 2
+        in_runs = sum((keys >= a[:, None]) & (keys < b[:, None]) for a, b in runs)
+        assert np.array_equal(in_runs, expected)
         own = {"pattern": "sink-window", "block": 16, "globals": special, **options}
         assert_equals_reference(
             "block-sparse", own, decode(tokens, new_tokens, causal=causal, kv_heads=2)
@@ -150,6 +155,26 @@ def test_a_sparse_step_reads_sinks_and_window_alone() -> None:
     assert build_attention("ring", {}, attention.workload).bytes_to_read() == 4096 * per_token
 
 
+@pytest.mark.parametrize(("tokens", "new_tokens", "head_dim"), [(301, 1, 64), (330, 40, 80)])
+def test_a_step_sees_the_lists_that_a_prefill_has(
+    tokens: int, new_tokens: int, head_dim: int
+) -> None:
+    """New tokens in one block and in three, the last one short."""
+    options: Options = {"pattern": "indices", "block": 16, "sparsity": 0.6, "seed": 3}
+    sizes: dict[str, Any] = {"causal": True, "kv_heads": 2, "head_dim": head_dim}
+    w = decode(tokens, new_tokens, **sizes)
+    attention = build_attention("block-sparse", options, w)
+    pairs = count_pairs(attention)
+    prefill = build_attention("block-sparse", options, make_workload(tokens, **sizes))
+    assert torch.equal(pairs, count_pairs(prefill)[:, -new_tokens:])
+    assert not torch.equal(pairs[1], pairs[2])  # of another KV head
+    assert attention.kept_pairs() == float(pairs.sum()) / w.heads
+    assert attention.measures()["density_achieved"] == pytest.approx(0.4, abs=0.5 * 16 / 260)
+    seen = int((pairs[[0, 2]] > 0).any(1).sum())
+    assert attention.bytes_to_read() == seen * floor_bytes(w) // tokens // 2
+    assert_equals_reference("block-sparse", options, w)
+
+
 # ---- refusals ----------------------------------------------------------------------------------
 
 
@@ -160,14 +185,14 @@ def test_a_sparse_step_reads_sinks_and_window_alone() -> None:
         ("ring", {"chunk": 64}, "chunk=64 has no meaning"),
         ("ring", {"wire_dtype": "bfloat16"}, "wire_dtype=bfloat16 has no meaning"),
         ("ring", {"offload": "host"}, "offload=host has no meaning"),
-        ("block-sparse", {}, "pattern=local-window needs the queries of all tokens"),
         ("block-sparse", {"pattern": "sink-window", "kernel": "torch"}, "use auto"),
+        ("block-sparse", {"pattern": "indices"}, "several new tokens need causal=true"),
     ],
     ids=str,
 )
 def test_refusals(name: str, options: Options, reason: str) -> None:
     with pytest.raises(UnsupportedError, match=reason):
-        build_attention(name, options, decode())
+        build_attention(name, options, decode(new_tokens=2))
 
 
 def test_a_sparse_cache_is_on_one_rank() -> None:

@@ -141,7 +141,7 @@ def test_sparse_patterns_lie_inside_a_mask(pattern: str, mask: str) -> None:
         pairs = count_pairs(attention)[0].bool()
         assert not (pairs & ~defined(mask)).any()
         assert pairs.diagonal().all()
-        (layout,) = attention.layouts  # type: ignore[attr-defined]
+        layout, *_ = attention.layouts  # type: ignore[attr-defined]
         assert layout.visible_pairs == int(pairs.sum())
         asked = np.repeat(np.arange(layout.rows), layout.row_lengths)
         blocks = torch.nn.functional.pad(defined(mask), (0, 5, 0, 5)).unflatten(0, (-1, 8))

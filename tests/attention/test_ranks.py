@@ -79,7 +79,7 @@ def options_at(name: str, world: int) -> list[Options]:
         places: list[Options] = [
             {"block": 5, "sparsity": 0.5, "pattern": "strided", "placement": "load-balanced"},
             {"block": 4, "sparsity": 0.7, "placement": "hierarchical", "ranks_per_node": 2},
-            {"block": 8, "sparsity": 0.6, "pattern": "random", "kernel": "torch"},
+            {"block": 8, "sparsity": 0.6, "pattern": "indices", "kernel": "torch"},
         ]
         every: list[Options] = [*patterns, *places]
         return every if world == 3 else every[2 * (world == 4) :: 4]

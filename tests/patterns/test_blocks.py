@@ -51,9 +51,10 @@ def test_every_row_keeps_the_requested_number_of_blocks(
         assert kept[-1] < visible
 
 
-def test_another_seed_draws_another_layout() -> None:
+@pytest.mark.parametrize("pattern", ["random", "indices"])
+def test_another_seed_draws_another_layout(pattern: str) -> None:
     seeds = (0, 0, 1, 2)
-    layouts = {make_layout("random", 4096, 32, 0.8, True, seed).indices.tobytes() for seed in seeds}
+    layouts = {make_layout(pattern, 4096, 32, 0.8, True, seed).indices.tobytes() for seed in seeds}
     assert len(layouts) == 3
 
 
@@ -109,6 +110,15 @@ def test_random_keeps_a_window_and_reaches_everywhere() -> None:
     rows = [make_layout("random", 1600, 16, 0.9, True, seed).row(99).tolist() for seed in range(60)]
     assert all(row[-5:] == [95, 96, 97, 98, 99] for row in rows)
     assert len({block for row in rows for block in row[:-5]}) > 85
+
+
+def test_indices_are_everywhere_equally_often() -> None:
+    """But for the own block, which is always kept."""
+    rows = [make_layout("indices", 800, 8, 0.8, True, seed).row(99) for seed in range(400)]
+    times = np.bincount(np.concatenate(rows), minlength=100)
+    assert times[99] == 400
+    # of 400 draws of 19 blocks from 99: 77 times each, with a standard deviation of 8
+    assert 77 - 40 < times[:99].min() <= times[:99].max() < 77 + 40
 
 
 def sides(kept: np.ndarray, i: int) -> list[np.ndarray]:

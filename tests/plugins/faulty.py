@@ -21,6 +21,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils._pytree import tree_map_only
 
 from longseq_bench.attention.base import Attention
+from longseq_bench.attention.sparse.block_sparse import BlockSparse, build_layout_kernel
 from longseq_bench.attention.sparse.block_sparse_adaptive import AdaptiveBlockSparse
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Workload
@@ -462,6 +463,16 @@ class OneLayout(AdaptiveBlockSparse):
 
     def _choose(self, queries: Tensor, keys: Tensor) -> Any:
         return self._chosen or super()._choose(queries, keys)
+
+
+class NextList(BlockSparse):
+    """Attends by the list of the next KV head."""
+
+    def prepare(self, device: str) -> None:
+        super().prepare(device)
+        first, *others = self.layouts
+        heads = self.workload.heads
+        self._kernel = build_layout_kernel(self.kernel_name, (*others, first), heads)
 
 
 def _slow_clock(attention: Faulty, *inputs: Tensor) -> Tensor:

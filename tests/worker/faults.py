@@ -31,7 +31,7 @@ DTYPES = "float32", "bfloat16", "float16"
 STAGES = {
     "Inputs": (*faulty.INPUTS, "kv heads in turn"),
     "Overwritten inputs": tuple(faulty.OVERWRITES),
-    "Visible keys": tuple(faulty.MASKS),
+    "Visible keys": (*faulty.MASKS, "list of the next KV head"),
     "Weights": tuple(faulty.WEIGHTS),
     "Output": tuple(faulty.OUTPUTS),
     "Gradients": (*faulty.GRADIENTS, "keys of other ranks have no gradient"),
@@ -50,6 +50,13 @@ SHAPES = {
 }
 
 
+SPARSE: dict[str, tuple[str, dict[str, OptionValue]]] = {
+    "layout chosen once": ("one-layout", {"sparsity": 0.6}),
+    "list of the next KV head": ("next-list", {"pattern": "indices", "sparsity": 0.6}),
+}
+"""Implementations with a fault of their own, with their options."""
+
+
 @dataclass(frozen=True)
 class Case:
     """One trial of a kind of fault."""
@@ -65,7 +72,7 @@ class Case:
             return False  # as fused kernels do
         if any(words in self.kind for words in ON_RANKS):
             return self.ranks > 1
-        if self.kind in ("layout chosen once", "a clock that runs slowly"):
+        if self.kind in (*SPARSE, "a clock that runs slowly"):
             return self.ranks == 1
         return self.kind not in SHAPES or "tokens" not in SHAPES[self.kind] or self.ranks == 1
 
@@ -77,8 +84,8 @@ def run_case(launcher: LocalLauncher, case: Case, device: str = "cpu") -> Outcom
     mode = "train" if case.kind in IN_TRAINING else "forward"
     with tempfile.TemporaryDirectory() as folder:
         name, options = "faulty", dict[str, OptionValue](kind=case.kind, folder=folder)
-        if case.kind == "layout chosen once":
-            name, options = "one-layout", {"sparsity": 0.6}
+        if case.kind in SPARSE:
+            name, options = SPARSE[case.kind]
         trial = complete(
             launcher, name, tokens, options, mode=mode, repeats=3, dtype=case.dtype,
             world_size=case.ranks, device=device, **{"causal": True, **shape},

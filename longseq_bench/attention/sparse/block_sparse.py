@@ -6,13 +6,14 @@ key blocks that its rows see; see block_sparse_distributed.py.
 
 import os
 from abc import abstractmethod
-from functools import cached_property, partial
+from collections.abc import Callable
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from typing_extensions import override
 
 from longseq_bench.attention.base import Attention, Counts, implementation
-from longseq_bench.attention.decode import CacheAttention, choose_kernel
+from longseq_bench.attention.decode import CacheAttention, choose_kernel, over_lists
 from longseq_bench.attention.one_rank import masked_steps
 from longseq_bench.attention.projections import Projected, ProjectedAttention
 from longseq_bench.attention.sparse.block_sparse_distributed import FetchKernel, ShardedLayout
@@ -29,13 +30,13 @@ from longseq_bench.kernels.spans import HeadSpans, SpanAttention, SpanTask, Step
 from longseq_bench.kernels.torch_spans import torch_kernel
 from longseq_bench.patterns.block_layout import BlockLayout, Placement, place_rows
 from longseq_bench.patterns.blocks import (
+    BY_KV_HEAD,
+    OF_RUNS,
     WITH_SPECIAL,
     check_options,
     make_layout,
     row_counts,
 )
-from longseq_bench.patterns.cache_rows import PATTERN as CACHE_PATTERN
-from longseq_bench.patterns.cache_rows import CacheRows
 from longseq_bench.patterns.spans import spans_of
 from longseq_bench.patterns.visible_keys import visible_keys
 
@@ -47,6 +48,7 @@ PatternName = Literal[
     "strided",
     "sink-window",
     "random",
+    "indices",
 ]
 # options that block-sparse and block-sparse-multihead share
 PatternOption = Annotated[PatternName, "pattern of the kept blocks"]
@@ -58,12 +60,12 @@ GlobalsOption = Annotated[
 # in strided a window is a part of the kept blocks
 _OF_WINDOW = Replaces("sparsity", unless=("pattern", "strided"))
 WindowOption = Annotated[int | None, "window width in tokens; none: by sparsity", _OF_WINDOW]
-SeedOption = Annotated[int, "seed of pattern=random", 0]
+SeedOption = Annotated[int, "seed of pattern=random and pattern=indices", 0]
 SparseKernelOption = Annotated[sparse_selection.Kernel, "kernel; auto: the fastest one available"]
 
 
 class LayoutAttention(Attention):
-    """Attention over the blocks of `layouts`: one layout, or one per query head."""
+    """Attention over the blocks of `layouts`: one, one per KV head, or one per query head."""
 
     sees_itself = True  # in every layout a block of queries sees its own keys
     takes_sinks = True
@@ -83,7 +85,7 @@ class LayoutAttention(Attention):
 
     @property
     @abstractmethod
-    def layouts(self) -> tuple[BlockLayout | CacheRows, ...]:
+    def layouts(self) -> tuple[BlockLayout, ...]:
         """The layouts of the last call, or of all calls."""
 
     def prepare(self, device: str) -> None:
@@ -110,7 +112,7 @@ class LayoutAttention(Attention):
 
     @override
     def pattern_of(self, head: int) -> int:
-        return head if len(self.layouts) > 1 else 0
+        return head * len(self.layouts) // self.workload.heads
 
     @override
     def kept_pairs(self) -> float:
@@ -142,25 +144,27 @@ class LayoutAttention(Attention):
 def build_layout_kernel(
     kernel: str, layouts: tuple[BlockLayout, ...], heads: int
 ) -> AttentionKernel:
-    """Build the kernel of this name over one layout for all query heads, or over one per head.
+    """Build the kernel of this name; each layout is for an equal share of the query heads.
 
     Kernels are imported here, because some need libraries that may be missing.
     """
     mask, causal, steps = layouts[0].mask, layouts[0].causal, StepMap()
+    each = heads // len(layouts)
+    # block kernels take one layout, or one per query head
+    by_head = layouts if len(layouts) == 1 else [x for x in layouts for _ in range(each)]
     if mask is not None:
         causal, steps = True, masked_steps(mask)
     elif kernel == "triton" and sparse_selection.has_triton():
         from longseq_bench.kernels.triton_blocks import TritonBlocks
 
-        return TritonBlocks(layouts)
+        return TritonBlocks(by_head)
     elif kernel == "flex":
         from longseq_bench.kernels.flex_blocks import FlexBlocks
 
-        return FlexBlocks(layouts)
+        return FlexBlocks(by_head)
     # Triton is missing in meta mode only; the native kernel needs the same memory there
     spans = sparse_selection.span_kernel("native" if kernel == "triton" else kernel)
-    by_layout = [range(heads)] if len(layouts) == 1 else [range(h, h + 1) for h in range(heads)]
-    parts = [HeadSpans(spans_of(x), of) for x, of in zip(layouts, by_layout, strict=True)]
+    parts = [HeadSpans(spans_of(x), range(i * each, (i + 1) * each)) for i, x in enumerate(layouts)]
     return SpanAttention(spans, SpanTask(parts, causal, steps), (heads, layouts[0].seq_len))
 
 
@@ -194,15 +198,14 @@ class BlockSparse(LayoutAttention):
         special = special_tokens(pattern, w.seq_len, globals)
         check_options(pattern, w.seq_len, block, sparsity, special, window)
         mask = None if w.mask is None else visible_keys(w)
-        self._make_layout = partial(
-            make_layout, pattern, w.seq_len, block, sparsity, w.causal, seed, special, window, mask
+        sizes = w.seq_len, block, sparsity, w.causal
+        self._make_layout: Callable[[int], BlockLayout] = lambda seed: make_layout(
+            pattern, *sizes, seed, special, window, mask, w.queries.start
         )
-        self._cache_rows: CacheRows | None = None
+        self._seeds = [seed + (h << 32) for h in range(w.kv_heads if pattern == BY_KV_HEAD else 1)]
+        self._reads_runs = pattern in OF_RUNS
         if w.decode:
-            self._refuse_in_decode(pattern, w, group)
-            self._cache_rows = CacheRows(
-                w.queries.start, w.seq_len, block, sparsity, w.causal, special, window
-            )
+            self._refuse_in_decode(w, group)
         self._placement = placement
         # torch sets the variable to the number of ranks on this host
         on_host = int(os.environ.get("LOCAL_WORLD_SIZE", group.size))
@@ -216,12 +219,11 @@ class BlockSparse(LayoutAttention):
             )
         super().__init__(workload, group, kernel)
 
-    @staticmethod
-    def _refuse_in_decode(pattern: str, w: Workload, group: Group) -> None:
-        if pattern != CACHE_PATTERN:
+    def _refuse_in_decode(self, w: Workload, group: Group) -> None:
+        if w.new_tokens > 1 and not (w.causal or self._reads_runs):
+            known = ", ".join(OF_RUNS)
             raise UnsupportedError(
-                f"mode decode: pattern={pattern} needs the queries of all tokens; "
-                f"use pattern={CACHE_PATTERN}"
+                f"mode decode: several new tokens need causal=true, or one of the patterns {known}"
             )
         if w.mask is not None:
             raise UnsupportedError(f"mode decode: block-sparse takes no mask {w.mask} there")
@@ -237,47 +239,45 @@ class BlockSparse(LayoutAttention):
         special = special_tokens(pattern, tokens, options["globals"])
         sparsity, window = options.get("sparsity", 0.0), options["window"]
         counts = row_counts(pattern, tokens, block, sparsity, workload.causal, special, window)
-        return int(counts.sum())
+        return int(counts.sum()) * (workload.kv_heads if pattern == BY_KV_HEAD else 1)
 
     @override
     def build_shard(self) -> Shard:
         if self.group.size == 1:
             return Shard.full(self.workload)
-        sharded = self._sharded
+        sharded = self._sharded[0]
         return Shard.of_tokens(self.workload, sharded.tokens(sharded.rows(self.group.rank)))
 
-    @property
-    def layouts(self) -> tuple[BlockLayout | CacheRows, ...]:
-        """The layout, or in decode the rows of the new tokens."""
-        return (self._cache_rows or self.layout,)
-
     @cached_property
-    def layout(self) -> BlockLayout:
-        """The layout of all rows, built when it is first needed: in `prepare`, which is timed."""
+    def layouts(self) -> tuple[BlockLayout, ...]:
+        """One layout, or one per KV head; in decode with the rows of new tokens alone.
+
+        They are built when they are first needed: in `prepare`, which is timed.
+        """
         try:
-            return self._make_layout()
+            return tuple(self._make_layout(seed) for seed in self._seeds)
         except UserError as error:
             # the options may be valid at other lengths
             raise UnsupportedError(str(error)) from None
 
     def prepare(self, device: str) -> None:
         """Build the layout and the kernel."""
-        if self._cache_rows is not None:
-            self._prepare_decode(self._cache_rows, device)
-            return
-        # a shard may have needed the layout before: build it again, so that its time is counted
-        for name in ("layout", "_sharded", "_rank_kernel"):
+        # a shard may have needed layouts before: build them again, so that the time is counted
+        for name in ("layouts", "_sharded", "_rank_kernel"):
             vars(self).pop(name, None)
+        if self.workload.decode:
+            self._prepare_decode(device)
+            return
         if self.group.size > 1 and self.requested_kernel == "flex":
             raise UnsupportedError("kernel=flex runs on one rank; use auto")
         super().prepare(device)
         if self.group.size > 1:
             self._kernel = self._rank_kernel
         else:
-            layouts, heads = (self.layout,), self.workload.heads
-            self._kernel = build_layout_kernel(self.kernel_name, layouts, heads)
+            heads = self.workload.heads
+            self._kernel = build_layout_kernel(self.kernel_name, self.layouts, heads)
 
-    def _prepare_decode(self, rows: CacheRows, device: str) -> None:
+    def _prepare_decode(self, device: str) -> None:
         self.device = device
         if self.requested_kernel not in ("auto", "native", "triton"):
             raise UnsupportedError(
@@ -287,7 +287,11 @@ class BlockSparse(LayoutAttention):
             self.requested_kernel, self.kernel_use, self.workload
         )
         self.kernel_name = self._kernel_facts["kernel"]
-        parts = tuple(SeenKeys(first, stop) for first, stop in rows.runs())
+        runs = self.layouts[0].runs() if self._reads_runs else []
+        if not runs:
+            kernel = over_lists(kernel, self.layouts, self.workload, device)
+            self._kernel_facts["layout"] = "each pass copies the kept keys together"
+        parts = tuple(SeenKeys(first, stop) for first, stop in runs)
         self._kernel = CacheAttention(kernel, parts, self.group)
 
     def build_kernel(self) -> AttentionKernel:
@@ -311,14 +315,15 @@ class BlockSparse(LayoutAttention):
     def work_share(self) -> float:
         if self.group.size == 1:
             return 1.0
-        kept = self.layout.row_lengths
-        return float(kept[self._sharded.rows(self.group.rank)].sum() / kept.sum())
+        kept = self.layouts[0].row_lengths
+        return float(kept[self._sharded[0].rows(self.group.rank)].sum() / kept.sum())
 
     @cached_property
-    def _sharded(self) -> ShardedLayout:
-        layout, size = self.layout, self.group.size
-        owners = place_rows(self._placement, layout.row_lengths, size, self._ranks_per_node)
-        return ShardedLayout(layout, owners, self.group.rank, size)
+    def _sharded(self) -> tuple[ShardedLayout, ...]:
+        layouts, rank, size = self.layouts, self.group.rank, self.group.size
+        # layouts of KV heads have rows of equal lengths
+        owners = place_rows(self._placement, layouts[0].row_lengths, size, self._ranks_per_node)
+        return tuple(ShardedLayout(layout, owners, rank, size) for layout in layouts)
 
     @cached_property
     def _rank_kernel(self) -> FetchKernel:
