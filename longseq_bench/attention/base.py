@@ -33,7 +33,7 @@ from longseq_bench.core.model import DType, Workload
 from longseq_bench.core.registry import Registry
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.token_order import Positions, Shard, TokenOrder, count_tokens
-from longseq_bench.kernels.base import AttentionKernel, attend
+from longseq_bench.kernels.base import AttentionKernel, Triple, attend
 from longseq_bench.kernels.exact.base import AUTO, ExactKernel, Use, check_name, select
 from longseq_bench.kernels.sinks import SinkKernel
 from longseq_bench.meta_mode import device_for
@@ -270,6 +270,19 @@ class Attention(ABC):
         Then the check of every row can use matching scores. A sparse pattern sets it.
         """
         return self.is_exact
+
+    def reference_rows(self, inputs: Triple, rows: Tensor) -> Tensor | None:
+        """Return rows (B, Hq, R, Dv) of a forward in float64, if it is no softmax over keys.
+
+        Overridden, it is all that the output is compared with, on one rank: the results of special
+        inputs are those of a softmax. The default, None, is a softmax by `multiplicity`.
+        """
+        return None
+
+    @property
+    def is_softmax(self) -> bool:
+        """True if the output is a softmax over keys."""
+        return type(self).reference_rows is Attention.reference_rows
 
     def kept_pairs(self) -> float:
         """Return the query-key pairs per head, a mean; default: those that the mask shows."""
