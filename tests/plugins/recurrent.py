@@ -29,9 +29,8 @@ def by_token(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor | None = N
 
 
 def delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor,
-    scale: float | None = None, use_qk_l2norm_in_kernel: bool = False,
-) -> tuple[Tensor, None]:  # fmt: skip
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, use_qk_l2norm_in_kernel: bool = False
+) -> tuple[Tensor, None]:
     assert beta.shape == q.shape[:3]
     if use_qk_l2norm_in_kernel:
         q, k = (normalize(t.double(), dim=-1) for t in (q, k))
