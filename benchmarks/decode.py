@@ -2,6 +2,7 @@
 
     python benchmarks/decode.py                     # 256k cached tokens, 8 KV heads of 128
     python benchmarks/decode.py --tokens 64k --dtype bfloat16 --heads 32 --new-tokens 4
+    python benchmarks/decode.py --latent 512+64 --heads 1
 
 Prints the median time of a step, tokens per second, and the bytes of the cache per second over the
 bandwidth of a copy (bytes read and written), which is measured in turn with the steps. The share is
@@ -33,19 +34,21 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--kv-heads", type=int, default=8)
     parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument("--latent", help="cache latents, such as 512+64, which are read once")
     parser.add_argument("--dtype", nargs="*", default=["float32", "bfloat16"])
     parser.add_argument("--new-tokens", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=15)
     args = parser.parse_args()
     shares = []
     for dtype in args.dtype:
+        shape = {"kv_heads": args.kv_heads, "head_dim": args.head_dim}
         w = Workload(
-            seq_len=parse_tokens(args.tokens), heads=args.heads, kv_heads=args.kv_heads,
-            head_dim=args.head_dim, dtype=dtype, causal=True, mode="decode",
-            new_tokens=args.new_tokens,
+            seq_len=parse_tokens(args.tokens), heads=args.heads, dtype=dtype, causal=True,
+            mode="decode", new_tokens=args.new_tokens,
+            **{"latent": args.latent} if args.latent else shape,
         )  # fmt: skip
         shares.append(compare(w, args.rounds))
-    if args.heads == args.kv_heads and args.new_tokens == 1:
+    if w.heads == w.kv_heads and w.new_tokens == 1:
         print(f"ring has {min(shares):.1%} of the copy's bandwidth (at least {MIN_SHARE:.0%})")
         sys.exit(min(shares) < MIN_SHARE)
 
@@ -72,10 +75,12 @@ def compare(w: Workload, rounds: int) -> float:
 def measure(w: Workload, rounds: int) -> dict[str, list[float]]:
     """Return the seconds of steps and of a copy, in turn; the first round is not counted."""
     dtype: DType = w.dtype
-    q, k, v = (
+    shapes = (w.heads, w.new_tokens), *[(w.kv_heads, w.seq_len)] * (1 if w.latent else 2)
+    q, k, *values = (
         torch.empty(1, heads, tokens, w.head_dim, dtype=getattr(torch, dtype)).normal_()
-        for heads, tokens in ((w.heads, w.new_tokens), *[(w.kv_heads, w.seq_len)] * 2)
+        for heads, tokens in shapes
     )
+    v = values[0] if values else k[..., : w.v_head_dim]
     ring, sdpa = (build_attention(name, {}, w) for name in ("ring", "sdpa"))
     source = torch.ones(COPIED_BYTES["cpu"] // 4)
     copy = torch.zeros_like(source)

@@ -208,6 +208,8 @@ def arguments(
         "WIDE": wide, "V_DIM": variant.head_dim, "V_WIDE": wide, "CAUSAL": variant.causal,
         "TAIL": variant.tail, "M": tile.queries, "N": tile.keys, "KEEP_LSE": True,
     }  # fmt: skip
+    # wider values are those of a latent, 512+64
+    constants |= {"REST": 64, "REST_WIDE": 64} if wide > 256 else {"REST": 0, "REST_WIDE": 16}
     signature: dict[str, Any] = {}
     fixed: dict[tuple[int, ...], Any] = {}
     known: dict[tuple[int, ...], Any] = {}

@@ -129,6 +129,9 @@ class Row:
         "New tokens", "count", "Tokens that a step of decoding adds; 0 in other modes.", "same"
     )
     sink: bool = declare("Sink", "flag", "Whether each query head has a learnable sink.", "same")
+    latent: str | None = declare(
+        "Latent", "text", "What MLA caches of a token, 512+64/192; none: keys and values.", "same"
+    )
     memory_budget: int | None = declare(
         "Memory budget", "bytes", "Memory that one rank may allocate.", "same"
     )
@@ -252,7 +255,7 @@ def _find_path(name: str) -> str:
 
 _WORKLOAD = (
     *("batch", "heads", "kv_heads", "head_dim", "v_head_dim", "dtype", "causal", "mask", "mode"),
-    *("new_tokens", "sink", "model", "layers"),
+    *("new_tokens", "sink", "latent", "model", "layers"),
 )
 IDENTITY = [name for name, field in fields_of(Row).items() if field.merge == "same"]
 """Fields that identify a trial and its machine."""

@@ -76,6 +76,9 @@ class Attention(ABC):
     takes_sinks: ClassVar[bool] = False
     """True if it adds `sinks`; the default `__call__` does it by the kernel's log-sum-exp."""
 
+    takes_latent: ClassVar[bool] = False
+    """True if it decodes with a latent (core/workload.py): v is k[..., :Dv], and so in memory."""
+
     chooses_layout: ClassVar[bool] = False
     """True if each call chooses from q and k which keys a query sees."""
 
@@ -109,8 +112,9 @@ class Attention(ABC):
         w = workload
         for is_needed, is_supported, what in (
             (w.mask is not None, self.takes_masks, f"mask {w.mask} is neither full nor causal"),
+            (w.latent is not None, self.takes_latent, f"latent {w.latent}"),
             (
-                w.v_head_dim != w.head_dim,
+                w.v_head_dim != w.head_dim and not w.latent,
                 self.takes_v_head_dim,
                 f"v_head_dim {w.v_head_dim} is unlike head_dim {w.head_dim}",
             ),

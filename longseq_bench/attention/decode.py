@@ -10,7 +10,7 @@ v_head_dim, p ranks.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -67,27 +67,35 @@ def choose_kernel(requested: str, use: Use, w: Workload) -> tuple[CacheKernel, d
     use = replace(use, masked=w.new_tokens > 1 or w.mask is not None)
     is_cpu, compiled = use.device == "cpu", _COMPILED[use.device]
     if requested not in (AUTO, compiled):
+        if w.latent:
+            raise UnsupportedError(
+                f"kernel={requested}: it knows no other scale than 1/√head_dim; for a latent use "
+                "kernel=auto or sdpa"
+            )
         exact, facts = select(requested, use)
         return _over_cache(exact), {"kernel": exact.name, **facts}
     if is_cpu:
         reason = decode.unavailable_reason(use.dtype)
     else:
-        rows = w.heads // w.kv_heads * w.new_tokens
-        reason = decode.cuda_limit_reason(rows, max(w.head_dim, w.v_head_dim), use.dtype)
-        reason = reason or sparse_selection.triton_reason(use.device, use.dtype, use.head_dim)
-    if reason and requested == compiled:
+        # the kernel takes a latent as two tiles, its value and the rest, for blocks of rows
+        rows = 1 if w.latent else w.heads // w.kv_heads * w.new_tokens
+        dims = w.v_head_dim if w.latent else max(w.head_dim, w.v_head_dim)
+        reason = decode.cuda_limit_reason(rows, dims, use.dtype, w.latent is not None)
+        rest = w.head_dim - w.v_head_dim if w.latent else w.head_dim
+        reason = reason or sparse_selection.triton_reason(use.device, use.dtype, rest)
+    if reason and (requested == compiled or w.latent):
         raise UnsupportedError(f"kernel={requested}: {reason}")
     if reason:
         exact, facts = select(AUTO, use)
         return _over_cache(exact), {"kernel": exact.name, f"not_{SPLIT_KV}": reason, **facts}
     facts = {"kernel": f"{SPLIT_KV} ({compiled})"}
-    facts |= {} if is_cpu or requested != AUTO else {"kernel_choice": _READS}
+    facts |= {} if is_cpu or w.latent or requested != AUTO else {"kernel_choice": _READS}
     if is_cpu or not sparse_selection.has_triton():
         # Triton is missing in meta mode only; the compiled kernel needs about the same memory there
-        return _over_parts(decode.forward), facts
+        return _over_parts(partial(decode.forward, scale=w.scale)), facts
     from longseq_bench.kernels import triton_decode
 
-    return triton_decode.forward, facts
+    return partial(triton_decode.forward, scale=w.scale), facts
 
 
 def _over_parts(kernel: Callable[..., tuple[Tensor, Tensor]]) -> CacheKernel:

@@ -124,7 +124,7 @@ def _make_class(own: OwnFile) -> type[Attention]:
 class OwnAttention(Attention):
     """Exact attention by a function of the user."""
 
-    takes_decode = True
+    takes_decode = takes_latent = True
 
     own: ClassVar[OwnFunction]
     function: ClassVar[Callable[..., Any]]
@@ -171,7 +171,7 @@ class OwnAttention(Attention):
         refuse_limited_loops()
         with _FusedOnMeta(self) if q.is_meta else nullcontext():
             out = type(self).function(q, k, v, **self._arguments)
-        expected, got = _describe(q), _describe(out)
+        expected, got = _describe(q[..., : v.shape[3]]), _describe(out)
         if got != expected:
             raise OwnFunctionError(
                 f"{type(self).__name__} returned {got}; expected {expected}, like q (batch, heads, "

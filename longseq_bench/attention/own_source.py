@@ -51,10 +51,11 @@ _NEEDS: dict[tuple[str, ...], tuple[str, Callable[[Workload, int], bool]]] = {
     ),
     ("sinks",): ("a sink in each head", lambda w, ranks: w.sink),
     (GROUP,): ("several ranks", lambda w, ranks: ranks > 1),
+    ("scale",): ("a latent, whose scale is the model's", lambda w, ranks: bool(w.latent)),
 }
 """Parameters of which a function needs one, what needs it, and when."""
 
-NAMES = (*(name for names in _NEEDS for name in names), "scale", "rank", "world_size")
+NAMES = (*(name for names in _NEEDS for name in names), "rank", "world_size")
 """All parameters that longseq passes itself; any other one is an option."""
 
 
@@ -79,7 +80,7 @@ def passed_values(
     w, grouped = workload, workload.kv_heads != workload.heads
     values: dict[str, Any] = dict.fromkeys(("causal", "is_causal"), _needs_causal(w))
     values |= dict.fromkeys(("enable_gqa", "grouped_heads"), grouped)
-    values |= {"new_tokens": w.new_tokens, "scale": w.head_dim**-0.5}
+    values |= {"new_tokens": w.new_tokens, "scale": w.scale}
     values |= {"rank": rank, "world_size": ranks}
     return {name: values.get(name) for name in NAMES if name in taken}
 

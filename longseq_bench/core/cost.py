@@ -29,9 +29,10 @@ def floor_bytes_per_token(workload: Workload) -> int:
 
 
 def key_bytes_per_token(workload: Workload) -> int:
-    """Return the bytes of a token's key and value, over batch and heads."""
+    """Return the bytes of a token's key and value, over batch and heads; a latent is both."""
     w = workload
-    return w.batch * w.kv_heads * (w.head_dim + w.v_head_dim) * w.dtype_bytes
+    elements = w.head_dim if w.latent else w.head_dim + w.v_head_dim
+    return w.batch * w.kv_heads * elements * w.dtype_bytes
 
 
 def floor_bytes(workload: Workload) -> int:

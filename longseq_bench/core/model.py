@@ -116,6 +116,7 @@ class Trial(Frozen):
         later = {"mask": w.mask is None, "v_head_dim": w.v_head_dim == w.head_dim, "model": True}
         later |= {"new_tokens": not w.new_tokens, "layers": not w.layers, "weights": True}
         later["sink"] = not w.sink
+        later["latent"] = w.latent is None
         own = {"dense_kernel": self.requested_dense_kernel is None, "source": self.source is None}
         own["timing"] = self.timing == "warm"
         absent = {name for name, is_absent in later.items() if is_absent}

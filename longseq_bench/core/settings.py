@@ -102,6 +102,13 @@ WORKLOAD = {
         "against a KV cache.",
         "forward",
     ),
+    "latent": Setting(
+        str,
+        "What latent attention (MLA) caches of a token in mode decode, in place of kv_heads, "
+        "head_dim and v_head_dim: 512+64/192 are the elements of the value, those with the "
+        "position (the key has both), and the head_dim of the model, for the scale of scores; "
+        "512+64 has 128 + 64.",
+    ),
     "new_tokens": Setting(
         int,
         "Tokens that a step of mode decode adds, the last ones of the cache; a few for speculative "

@@ -5,7 +5,8 @@ core/model.py has the trial of an implementation on a workload, and its result.
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -38,6 +39,50 @@ def declared(setting: Setting, low: int | None = None) -> Any:
     return Field(default=setting.default, ge=setting.low if low is None else low, le=setting.high)
 
 
+class Latent(NamedTuple):
+    """What latent attention (MLA, arXiv 2405.04434) caches of a token, for all heads.
+
+    rank: its first elements, which are the value; the key is the whole.  rope: the others.
+    head_dim: that of the model's own queries and keys; scores are divided by its root.
+    """
+
+    rank: int
+    rope: int
+    head_dim: int
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """Fields of a workload whose cache it is."""
+        return {"kv_heads": 1, "head_dim": self.rank + self.rope, "v_head_dim": self.rank}
+
+    def __str__(self) -> str:
+        return f"{self.rank}+{self.rope}/{self.head_dim}"
+
+
+_NOPE = 128
+"""Elements of the model's keys without a position, in DeepSeek-V2, its successors and Kimi."""
+
+
+def parse_latent(text: str) -> Latent:
+    """Return the latent of a text such as 512+64 or 512+64/192. Raises ValueError."""
+    found = re.fullmatch(r"([1-9]\d*)\+([1-9]\d*)(?:/([1-9]\d*))?", text)
+    if not found:
+        raise ValueError(f"latent {text} is no latent; write its two parts, as in 512+64/192")
+    rank, rope = int(found[1]), int(found[2])
+    return Latent(rank, rope, int(found[3] or _NOPE + rope))
+
+
+def _with_latent(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return fields with the shape of their latent. Raises ValueError if they have another one."""
+    latent = parse_latent(fields["latent"])
+    for name, value in latent.shape.items():
+        if fields.get(name) not in (0, None, value):
+            raise ValueError(
+                f"latent {latent} has {name} {value}, not {fields[name]}; leave out what sets it"
+            )
+    return {**fields, **latent.shape, "latent": str(latent)}
+
+
 class Layers(Frozen):
     """Layers of one kind in a model, each with a cache of its own.
 
@@ -60,6 +105,7 @@ class Workload(Frozen):
     their keys were just appended. core/settings.py describes the fields, with these exceptions.
 
     mask: text of a mask that `causal` does not describe; None: full, or causal.
+    latent: text of a Latent: v is a view of k, its first elements. The layers, too, have it.
     kv_heads, v_head_dim: never 0 in a workload that was validated.
     model: a label, the model that the shape is from; empty for a shape in numbers. It is no part of
     a trial's key: a shape is measured once, whichever way it was asked for.
@@ -81,6 +127,7 @@ class Workload(Frozen):
     model: str = ""
     new_tokens: int = declared(WORKLOAD["new_tokens"])
     sink: bool = declared(WORKLOAD["sink"])
+    latent: str | None = declared(WORKLOAD["latent"])
     layers: tuple[Layers, ...] = ()
     weights: int = 0
 
@@ -93,6 +140,8 @@ class Workload(Frozen):
         data = dict(data)
         if isinstance(data.get("dtype"), str):
             data["dtype"] = canonical_dtype(data["dtype"])
+        if isinstance(data.get("latent"), str):
+            data = _with_latent(data)
         equal = {"kv_heads": data.get("heads", 8), "v_head_dim": data.get("head_dim", 64)}
         equal |= {"new_tokens": 1} if data.get("mode") == "decode" else {}
         data |= {n: v for n, v in equal.items() if data.get(n) in (0, None)}
@@ -115,6 +164,8 @@ class Workload(Frozen):
             )
         if self.new_tokens and not self.decode:
             raise ValueError(f"new_tokens {self.new_tokens} needs mode decode")
+        if self.latent and not self.decode:
+            raise ValueError(f"latent {self.latent} needs mode decode; a prefill has keys per head")
         if self.new_tokens > self.seq_len:
             raise ValueError(
                 f"new_tokens {self.new_tokens:,} are more than the cache of {self.seq_len:,} tokens"
@@ -127,6 +178,12 @@ class Workload(Frozen):
         if self.mask is not None:
             return parse_mask(self.mask)
         return Mask(CAUSAL if self.causal else FULL)
+
+    @property
+    def scale(self) -> float:
+        """The factor of q·k in the scores: 1/√head_dim, with a latent that of the model."""
+        head_dim = parse_latent(self.latent).head_dim if self.latent else self.head_dim
+        return float(head_dim**-0.5)
 
     @property
     def dtype_bytes(self) -> int:

@@ -23,6 +23,7 @@ struct Decode {
     Tensor q, k, v;
     const int64_t *first, *stop;  // keys that each query sees: first ... stop - 1
     int64_t begin, end;           // of all queries; splits cut this
+    double scale;                 // of q k
     float *out, *lse;             // of each split: (splits, B, Hq, m, Dv) and (splits, B, Hq, m)
     float *scratch;               // working memory of all threads
     int64_t *counter;             // splits taken, and threads started
@@ -209,7 +210,7 @@ INLINE void add_tile(const Decode *p, int row, const float *q, int ldq, const T 
                      int64_t start, int count, bool is_first, const T *next, float *s, float *o,
                      float *m, float *l) {
     float keep[R];
-    const T *to_fetch = is_first ? v : 0;
+    const T *to_fetch = is_first && v != k ? v : 0;  // the values of a latent are in its keys
     score<R>(q + row * ldq, ldq, k, p->k.token, p->dim, to_fetch, p->v.token, p->v_dim, count, s);
     UNROLL for (int r = 0; r < R; r++) {
         int64_t token = (row + r) % p->queries;
@@ -226,7 +227,7 @@ template <typename T> static void split(const Decode *p, int64_t unit, float *q,
     float *s = q + rows * ldq, *m = s + ROWS * KEYS, *l = m + rows, *o = l + rows;
     int64_t part = unit % p->splits, head = unit / p->splits % p->kv_heads;
     int64_t batch = unit / p->splits / p->kv_heads;
-    const float scale = 1.44269504088896f / sqrtf(p->dim);
+    const float scale = 1.44269504088896 * p->scale;
     for (int r = 0; r < rows; r++) {
         const T *from = (const T *)p->q.data + batch * p->q.batch +
                         (head * p->group + r / p->queries) * p->q.head +

@@ -34,7 +34,8 @@ UNITS_PER_THREAD = 8
 MAX_ROWS = {torch.float32: 16, torch.bfloat16: 64, torch.float16: 64}
 """Query heads of a group times new tokens, at most, on CUDA: the rows of a tile. With more,
 registers spill when the kernel is compiled for compute capability 8.0 and 9.0."""
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM, MAX_LATENT = 256, 512
+"""Elements of a key or value, and of the value in a latent, at most, on CUDA."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +63,7 @@ class _Decode(ctypes.Structure):
         *fields(native.TensorPointer, "q", "k", "v"),
         *fields(ctypes.c_void_p, "first", "stop"),
         *fields(ctypes.c_int64, "begin", "end"),
+        ("scale", ctypes.c_double),
         *fields(ctypes.c_void_p, "out", "lse", "scratch", "counter"),
     ]
 
@@ -72,16 +74,25 @@ def unavailable_reason(dtype: torch.dtype = torch.float32) -> str | None:
     return native.library_reason("decode kernel", SOURCE, dtype)
 
 
-def cuda_limit_reason(rows: int, head_dim: int, dtype: torch.dtype) -> str | None:
+def is_latent(k: Tensor, v: Tensor) -> bool:
+    """Return True if values are the first elements of their keys, in the same memory."""
+    return k.shape[3] > v.shape[3] and (k.data_ptr(), k.stride()) == (v.data_ptr(), v.stride())
+
+
+def cuda_limit_reason(
+    rows: int, head_dim: int, dtype: torch.dtype, latent: bool = False
+) -> str | None:
     """Return why the kernel of Triton can't compute a step, or None.
 
-    rows: query heads of a KV head times new tokens.  head_dim: the larger one, that of q or of v.
+    rows: query heads of a KV head times new tokens.  head_dim: the larger one, that of q or of v;
+    of a latent that of v.
     """
     if dtype not in MAX_ROWS:
         return f"the decode kernel of Triton does not support {dtype}"
     if rows > MAX_ROWS[dtype]:
         return f"{rows} query rows per KV head are more than {MAX_ROWS[dtype]}"
-    return f"head_dim {head_dim} is above {MAX_HEAD_DIM}" if head_dim > MAX_HEAD_DIM else None
+    most = MAX_LATENT if latent else MAX_HEAD_DIM
+    return f"head_dim {head_dim} is above {most}" if head_dim > most else None
 
 
 def choose_splits(units: int, keys: int, workers: int, min_keys: int = MIN_SPLIT_KEYS) -> int:
@@ -89,11 +100,14 @@ def choose_splits(units: int, keys: int, workers: int, min_keys: int = MIN_SPLIT
     return max(1, min(keys // min_keys, -(-UNITS_PER_THREAD * workers // units)))
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, seen: SeenKeys) -> tuple[Tensor, Tensor]:
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, seen: SeenKeys, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
     """Return the output (B, Hq, m, Dv) and log-sum-exp (B, Hq, m) of a CPU, in float32.
 
-    q is (B, Hq, m, D), k (B, Hk, N, D) and v (B, Hk, N, Dv). A new token that sees no key has an
-    output of 0 and a log-sum-exp of -inf. Raises UnsupportedError without a compiled kernel.
+    q is (B, Hq, m, D), k (B, Hk, N, D) and v (B, Hk, N, Dv). scale: of q·k; None: 1/√D. A new token
+    that sees no key has an output of 0 and a log-sum-exp of -inf. Raises UnsupportedError without a
+    compiled kernel.
     """
     (batch, heads, queries, dim), kv_heads = q.shape, k.shape[1]
     threads = torch.get_num_threads()
@@ -106,6 +120,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, seen: SeenKeys) -> tuple[Tensor, Te
     native.check_inputs("decode kernel", unavailable_reason(q.dtype), q, k, v)
     sizes = dim, v.shape[3], batch, kv_heads, heads // kv_heads, queries, splits
     problem = _Decode(native.DTYPES.index(q.dtype), *sizes, begin=seen.begin, end=seen.end)
+    problem.scale = dim**-0.5 if scale is None else scale
     native.set_tensors(problem, q=q, k=k, v=v)
     first, stop = (np.ascontiguousarray(ends, dtype=np.int64) for ends in (seen.first, seen.stop))
     problem.first, problem.stop = first.ctypes.data, stop.ctypes.data

@@ -2,8 +2,10 @@
 
 A program computes the query heads of one KV head and all new tokens against one split of the keys,
 so that a key is loaded once for its group. Query rows are padded to 16, the least that tl.dot
-takes. A second kernel merges the splits. Needs triton: import it where it is used. Under
-TRITON_INTERPRET=1, set before triton is imported, the kernel runs on CPU tensors.
+takes. The values of a latent are the tile of its keys that was just multiplied; its heads are cut
+into blocks of rows, whose programs are neighbours and find the tile in the second-level cache. A
+second kernel merges the splits. Needs triton: import it where it is used. Under TRITON_INTERPRET=1,
+set before triton is imported, the kernel runs on CPU tensors.
 """
 
 import functools
@@ -18,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import tensor
 
-from longseq_bench.kernels.decode import SeenKeys, choose_splits
+from longseq_bench.kernels.decode import MAX_ROWS, SeenKeys, choose_splits, is_latent
 from longseq_bench.kernels.triton_tiles import Launch, Shape, on_device
 
 PROGRAMS_PER_MULTIPROCESSOR = 4
@@ -26,26 +28,42 @@ _LOG2_E = tl.constexpr(1 / math.log(2))
 _LOG_2 = tl.constexpr(math.log(2))
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _load(
+    tensor: tensor, offsets: tensor, exists: tensor, FIRST: tl.constexpr, DIM: tl.constexpr,
+    WIDE: tl.constexpr,
+) -> tensor:  # fmt: skip
+    """Return DIM elements of rows from element FIRST on, and zeros up to WIDE; rows by offset."""
+    dims = tl.arange(0, WIDE)
+    at = tensor + offsets[:, None] + (FIRST + dims)[None, :]
+    return tl.load(at, mask=exists[:, None] & (dims < DIM)[None, :], other=0.0)
+
+
 @triton.jit(do_not_specialize=["splits", "kv_heads", "rows", "queries"])  # type: ignore[untyped-decorator]
 def _split(
     q: tensor, k: tensor, v: tensor, out: tensor, lse: tensor, ranges: tensor, first: tensor,
     stop: tensor, q_strides: tl.tuple, k_strides: tl.tuple, v_strides: tl.tuple, splits: tensor,
     kv_heads: tensor, rows: tensor, queries: tensor, scale: tensor, DIM: tl.constexpr,
-    WIDE: tl.constexpr, V_DIM: tl.constexpr, V_WIDE: tl.constexpr, M: tl.constexpr,
-    N: tl.constexpr,
+    WIDE: tl.constexpr, V_DIM: tl.constexpr, V_WIDE: tl.constexpr, REST: tl.constexpr,
+    REST_WIDE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ) -> tensor:  # fmt: skip
-    """Compute M query rows of one KV head with one split of its keys, N at a time."""
-    program = tl.program_id(0)
+    """Compute M query rows of one KV head with one split of its keys, N at a time.
+
+    REST: elements of a latent after its value, which then is the first DIM ones; else 0.
+    """
+    blocks = tl.cdiv(rows, M)
+    program = tl.program_id(0) // blocks
     part = program % splits
     head = (program // splits % kv_heads).to(tl.int64)
     batch = (program // splits // kv_heads).to(tl.int64)
-    row = tl.arange(0, M)
+    row = tl.program_id(0) % blocks * M + tl.arange(0, M)
     inside = row < rows
     of_group, token = (row // queries).to(tl.int64), (row % queries).to(tl.int64)
-    dims, v_dims = tl.arange(0, WIDE), tl.arange(0, V_WIDE)
     q_head = head * (rows // queries) + of_group
-    q += batch * q_strides[0] + q_head[:, None] * q_strides[1] + token[:, None] * q_strides[2]
-    own = tl.load(q + dims[None, :], mask=inside[:, None] & (dims < DIM)[None, :], other=0.0)
+    q_row = batch * q_strides[0] + q_head * q_strides[1] + token * q_strides[2]
+    own = _load(q, q_row, inside, 0, DIM, WIDE)
+    if REST:
+        own_rest = _load(q, q_row, inside, DIM, REST, REST_WIDE)
     start, last = tl.load(ranges + 3 * part), tl.load(ranges + 3 * part + 1)
     token += tl.load(ranges + 3 * part + 2) * queries
     from_key = tl.load(first + token, mask=inside, other=0)
@@ -58,9 +76,12 @@ def _split(
     for at in range(start, last, N):
         key = at + tl.arange(0, N).to(tl.int64)
         exists = key < last
-        k_mask = exists[:, None] & (dims < DIM)[None, :]
-        keys = tl.load(k + key[:, None] * k_strides[2] + dims[None, :], mask=k_mask, other=0.0)
-        scores = tl.dot(own, tl.trans(keys), input_precision="ieee") * (scale * _LOG2_E)
+        keys = _load(k, key * k_strides[2], exists, 0, DIM, WIDE)
+        scores = tl.dot(own, tl.trans(keys), input_precision="ieee")
+        if REST:
+            rest = _load(k, key * k_strides[2], exists, DIM, REST, REST_WIDE)
+            scores += tl.dot(own_rest, tl.trans(rest), input_precision="ieee")
+        scores *= scale * _LOG2_E
         visible = exists[None, :] & (key[None, :] >= from_key[:, None])
         visible = visible & (key[None, :] < stop_key[:, None])
         scores = tl.where(visible, scores, float("-inf"))
@@ -70,16 +91,16 @@ def _split(
         weights = tl.exp2(scores - shift[:, None])
         keep = tl.exp2(largest - shift)
         total = total * keep + tl.sum(weights, 1)
-        v_mask = exists[:, None] & (v_dims < V_DIM)[None, :]
-        values = tl.load(v + key[:, None] * v_strides[2] + v_dims[None, :], mask=v_mask, other=0.0)
+        values = keys if REST else _load(v, key * v_strides[2], exists, 0, V_DIM, V_WIDE)
         added = tl.dot(weights.to(values.dtype), values, input_precision="ieee")
         sums = sums * keep[:, None] + added
         largest = new
     sums = sums / tl.where(total == 0, 1.0, total)[:, None]
     # (splits, B, Hk, group, m): the rows of a program are neighbours
-    batches = tl.num_programs(0) // splits // kv_heads
+    batches = tl.num_programs(0) // blocks // splits // kv_heads
     to = ((part.to(tl.int64) * batches + batch) * kv_heads + head) * rows + row
     tl.store(lse + to, largest * _LOG_2 + tl.log(total), mask=inside)
+    v_dims = tl.arange(0, V_WIDE)
     out_mask = inside[:, None] & (v_dims < V_DIM)[None, :]
     tl.store(out + to[:, None] * V_DIM + v_dims[None, :], sums, mask=out_mask)
 
@@ -113,16 +134,21 @@ def _join(
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, parts: tuple[SeenKeys, ...], dtype: torch.dtype
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    parts: tuple[SeenKeys, ...],
+    dtype: torch.dtype,
+    scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the output (B, Hq, m, Dv) in a dtype, and the log-sum-exp (B, Hq, m) in float32.
 
-    parts: sets of keys that do not overlap.  decode.cuda_limit_reason says what is not supported.
+    parts: sets of keys that do not overlap.  scale: of q·k; None: 1/√D.  decode.cuda_limit_reason
+    says what is not supported.
     """
-    strides = q.stride()[:3], k.stride()[:3], v.stride()[:3]
-    splits, tables, split, join = _step(
-        parts, q.device, q.dtype, (q.shape, k.shape, v.shape), strides, dtype
-    )
+    shapes, strides = (q.shape, k.shape, v.shape), (q.stride()[:3], k.stride()[:3], v.stride()[:3])
+    scores = q.shape[3] ** -0.5 if scale is None else scale, is_latent(k, v)
+    splits, tables, split, join = _step(parts, q.device, q.dtype, shapes, strides, dtype, *scores)
     shape = (*q.shape[:3], v.shape[3])
     joined = torch.empty(shape, dtype=dtype, device=q.device)
     joined_lse = torch.empty(shape[:3], dtype=torch.float32, device=q.device)
@@ -143,14 +169,18 @@ def _step(
 ) -> tuple[int, list[Tensor], Launch, Launch]:
     """Prepare steps of one shape: on the host that takes longer than to start both kernels.
 
-    of_tensors: shapes and strides of q, k and v, dtype of the output. Returns the number of splits;
-    keys and part of each, with the keys that tokens see of a part; the launches.
+    of_tensors: shapes and strides of q, k and v, dtype of the output, scale, and if k is a latent.
+    Returns the number of splits; keys and part of each, with the keys that tokens see of a part;
+    the launches.
     """
-    ((batch, heads, queries, dim), (_, kv_heads, *_), (*_, v_dim)), strides, _ = of_tensors
-    rows = heads // kv_heads * queries
-    tile = tile_of(rows, max(dim, v_dim), dtype)
+    (q_shape, k_shape, (*_, v_dim)), strides, _, scale, latent = of_tensors
+    (batch, heads, queries, dim), kv_heads = q_shape, k_shape[1]
+    rows, rest = heads // kv_heads * queries, dim - v_dim if latent else 0
+    dim -= rest
+    tile = tile_of(min(rows, MAX_ROWS[dtype]) if latent else rows, max(dim, v_dim), dtype)
+    units = batch * kv_heads * -(-rows // tile.queries)
     lengths = [part.end - part.begin for part in parts]
-    wanted = choose_splits(batch * kv_heads, sum(lengths), _workers(device), tile.keys)
+    wanted = choose_splits(units, sum(lengths), _workers(device), tile.keys)
     ranges = []
     for i, (part, keys) in enumerate(zip(parts, lengths, strict=True)):
         own = max(1, round(wanted * keys / max(1, sum(lengths))))
@@ -159,10 +189,11 @@ def _step(
     arrays = ranges, [part.first for part in parts], [part.stop for part in parts]
     tables = [torch.from_numpy(np.asarray(a, dtype=np.int64)).to(device) for a in arrays]
     splits, v_wide = len(ranges), _wide(v_dim)
-    sizes = splits, kv_heads, rows, queries, dim**-0.5
+    sizes = splits, kv_heads, rows, queries, scale
     constants = {"DIM": dim, "WIDE": _wide(dim), "V_DIM": v_dim, "V_WIDE": v_wide}
+    constants |= {"REST": rest, "REST_WIDE": _wide(rest)}
     constants |= {"M": tile.queries, "N": tile.keys, **tile.options}
-    split = Launch(_split, splits * batch * kv_heads, (*strides, *sizes), constants)
+    split = Launch(_split, splits * units, (*strides, *sizes), constants)
     constants = {"DIM": v_dim, "WIDE": v_wide, "S": 32}
     return splits, tables, split, Launch(_join, batch * heads * queries, [splits], constants)
 
@@ -181,7 +212,7 @@ def tile_of(rows: int, head_dim: int, dtype: torch.dtype) -> Shape:
 
 
 def _wide(dim: int) -> int:
-    return max(16, int(triton.next_power_of_2(dim)))
+    return max(16, int(triton.next_power_of_2(max(1, dim))))
 
 
 def _workers(device: torch.device) -> int:

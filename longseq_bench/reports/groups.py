@@ -25,7 +25,7 @@ def split_names(names: str) -> tuple[str, ...]:
 
 SAME_TABLE = split_names(
     "fingerprint device mode new_tokens dtype mask sink batch heads kv_heads head_dim v_head_dim "
-    "model memory_budget time_budget threads fit_only"
+    "latent model memory_budget time_budget threads fit_only"
 )
 SIMILAR_DENSITY = 0.9
 """Fraction of the highest density; rows at or above it are treated as equally sparse."""
@@ -83,6 +83,8 @@ def _describe_fields(
         *([f"v of {row.v_head_dim}"] if row.v_head_dim != row.head_dim else []),
     ]
     heads += in_brackets(", ".join(unlike))
+    if row.latent:
+        heads = f"{row.heads} heads of a latent {row.latent}"
     model = f"model {row.model}" if row.model and row.layers == 1 else row.model
     yield of("model layers", model, "no model")
     yield of("mode new_tokens", mode_words(row.mode, row.new_tokens))
@@ -90,7 +92,7 @@ def _describe_fields(
     yield of("mask", mask_words(row.mask))
     yield of("sink", "sinks" if row.sink else "", "no sinks")
     yield of("batch", f"batch {row.batch}")
-    yield of("heads kv_heads head_dim v_head_dim", heads)
+    yield of("heads kv_heads head_dim v_head_dim latent", heads)
     yield of("device", row.device)
     several, share = "s" if row.threads != 1 else "", " a rank" if is_parallel else ""
     threads = f"{row.threads} thread{several}{share}" if row.threads else ""

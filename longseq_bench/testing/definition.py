@@ -40,7 +40,7 @@ def build_attention(
 def make_inputs(workload: Workload, seed: int = 0) -> Tensors:
     """Return normal q (B, Hq, N, D), k (B, Hk, N, D), v (B, Hk, N, Dv); leaves in train.
 
-    In decode q has the new tokens only.
+    In decode q has the new tokens only. With a latent v is a view of k.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -50,11 +50,9 @@ def make_inputs(workload: Workload, seed: int = 0) -> Tensors:
         return tensor.requires_grad_(workload.train)
 
     w = workload
-    return (
-        draw(w.heads, w.head_dim, len(w.queries)),
-        draw(w.kv_heads, w.head_dim, w.seq_len),
-        draw(w.kv_heads, w.v_head_dim, w.seq_len),
-    )
+    q, k = draw(w.heads, w.head_dim, len(w.queries)), draw(w.kv_heads, w.head_dim, w.seq_len)
+    v = k[..., : w.v_head_dim] if w.latent else draw(w.kv_heads, w.v_head_dim, w.seq_len)
+    return q, k, v
 
 
 def make_output_gradient(workload: Workload) -> Tensor:
@@ -96,7 +94,7 @@ def compute_reference(
         leaves = dict(zip("qkv", make_inputs(workload), strict=True))
         leaves |= {f"W{n}": t for n, t in projections.items()}
         leaves = {n: t.detach().double().requires_grad_(workload.train) for n, t in leaves.items()}
-        out = _attend(pairs, leaves)
+        out = _attend(pairs, leaves, workload.scale)
         _REFERENCES[key] = {"out": out.detach()}
         if workload.train:
             grad_out = make_output_gradient(workload).double()
@@ -105,7 +103,7 @@ def compute_reference(
     return _REFERENCES[key]
 
 
-def _attend(pairs: Tensor, leaves: dict[str, Tensor]) -> Tensor:
+def _attend(pairs: Tensor, leaves: dict[str, Tensor], scale: float) -> Tensor:
     """Return softmax over the visible pairs, between projections if there are any."""
 
     def project(name: str, tensor: Tensor) -> Tensor:
@@ -113,7 +111,7 @@ def _attend(pairs: Tensor, leaves: dict[str, Tensor]) -> Tensor:
 
     q, k, v = (project(name, leaves[name]) for name in "qkv")
     k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
-    scores = torch.einsum("bhid,bhjd->bhij", q, k) / math.sqrt(q.shape[-1])
+    scores = torch.einsum("bhid,bhjd->bhij", q, k) * scale
     weights = pairs * torch.exp(scores)
     total = weights.sum(-1, keepdim=True)
     if "Wsink" in leaves:

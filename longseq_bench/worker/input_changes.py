@@ -9,7 +9,8 @@ of two a and e, each tensor is that of the checked pass times
 
 s has a sign for each column of head_dim, t one for each of v_head_dim. Where matrices mix columns,
 each KV head of each row of the batch has a sign instead. Scores and work stay the same, unless
-signs of q's columns change alone. Drawing new inputs would take twenty times as long.
+signs of q's columns change alone. The v of a latent is a part of k, with its factors. Drawing new
+inputs would take twenty times as long.
 """
 
 import random
@@ -61,11 +62,14 @@ class InputChanges:
 
     def factor(self, name: str) -> Tensor:
         """Return the factor of q, k, v, grad_out, out, dq, dk or dv, which broadcasts to it."""
+        w = self._attention.workload
+        if w.latent and name in ("v", "out"):
+            return self.factor("k")[: w.v_head_dim]
         a, e, g = 2.0**self._a, 2.0**self._e, (-1.0) ** self._passes
         number = {"q": a, "k": 1 / a, "v": e, "out": e, "dq": g * e / a, "dk": g * e * a}
         signs = self._s if name in ("q", "k", "dq", "dk") else self._t
         if signs.dim() > 1:
-            w, shard = self._attention.workload, self._attention.shard
+            shard = self._attention.shard
             of_queries = [head * w.kv_heads // w.heads for head in shard.heads]
             heads = [*shard.kv_heads] if name in ("k", "v", "dk", "dv") else of_queries
             signs = signs[[*shard.batch]][:, heads, None, None]

@@ -33,6 +33,9 @@ weight, or below it, so that the output is 0.
 t is 1 to 3.75 times a power of 2 near √D, w is ±1 or ±2, both by position. All inputs have few
 bits, so that every dtype has them exactly. No column keeps one sign over many keys, because float32
 rounds long sums of few different numbers to one side.
+
+A latent key begins with its value, where q is 0; the columns above are the ones after it. Scores of
+the first ones are seen by random inputs alone, of which decode has all rows in float64.
 """
 
 import math
@@ -92,15 +95,17 @@ class KnownScores(SpecialInputs):
 
     def __init__(self, workload: Workload, name: str) -> None:
         super().__init__(workload)
-        self.name, d = name, workload.head_dim
+        # of a latent the first columns of a key are its value: q is 0 there
+        self._of_value = workload.v_head_dim if workload.latent else 0
+        self.name, d, root = name, workload.head_dim - self._of_value, 1 / workload.scale
         # of half the weight that the keys of a usual row have without e
         self.sink = round(8 * math.log(mask_pairs(workload) / len(workload.queries) / 2)) / 8
         self._sink_weight = math.exp(self.sink) if workload.sink else 0.0
         self._bits = max(1, min(d - 1, MAX_BITS))
         # powers of two: exact in every dtype
-        self._factor = 2.0 ** round(math.log2(_LARGEST_SCORE * math.sqrt(d) / (self._bits + 1)))
-        self._offset = 2.0 ** round(math.log2(_OFFSET * math.sqrt(d)))
-        self._largest_t = 0.0 if name == EQUAL else 2.0 ** round(math.log2(math.sqrt(d)))
+        self._factor = 2.0 ** round(math.log2(_LARGEST_SCORE * root / (self._bits + 1)))
+        self._offset = 2.0 ** round(math.log2(_OFFSET * root))
+        self._largest_t = 0.0 if name == EQUAL else 2.0 ** round(math.log2(root))
         # 8 bits for x: sums of few different numbers would all be rounded to the same side
         self._x = 1 + 37 * torch.arange(workload.v_head_dim).double() % 128 / 128
         self._u = 1 + torch.arange(d).double() % 8 / 8
@@ -178,6 +183,14 @@ class KnownScores(SpecialInputs):
 
     @override
     def inputs(self, name: str, positions: Tensor) -> Tensor:
+        rows = self._scored(name, positions)
+        if not self._of_value or name not in ("q", "k"):
+            return rows
+        values = self.inputs("v", positions)
+        return torch.cat([values * (name == "k"), rows], 1)
+
+    def _scored(self, name: str, positions: Tensor) -> Tensor:
+        """Return inputs; of q and k without the columns of a latent that are the value."""
         if name == "v":
             return _signs(self._codes(positions), self.workload.v_head_dim, _VALUES)
         if name == "k":
@@ -205,7 +218,7 @@ class KnownScores(SpecialInputs):
         return _bits(positions, 16, 1) if self.workload.sink else torch.ones_like(positions)
 
     def _keys(self, positions: Tensor) -> Tensor:
-        rows = torch.zeros(len(positions), self.workload.head_dim, device=positions.device)
+        rows = torch.zeros(len(positions), len(self._u), device=positions.device)
         bits = self._codes(positions)[:, None] >> torch.arange(self._bits, device=rows.device)
         rows[:, : self._bits] = 2.0 * (bits & 1) - 1
         rows[:, 0] = bits[:, 0] & 1
@@ -243,7 +256,7 @@ class KnownScores(SpecialInputs):
 
     def _ratio(self, queries: Tensor) -> Tensor:
         """Return the weight of a key of class 1 over that of one of class 0."""
-        return (self._temperatures(queries) / math.sqrt(self.workload.head_dim)).exp()
+        return (self._temperatures(queries) * self.workload.scale).exp()
 
     def _seen_sums(self, sums: PrefixSums, queries: Tensor) -> tuple[Tensor, Tensor]:
         """Return sums over the keys of each class that a query sees, two of (n, C).

@@ -94,6 +94,8 @@ class Pass:
     @property
     def _named_inputs(self) -> dict[str, Tensor]:
         tensors = dict(zip("qkv", self.inputs, strict=True))
+        if tensors["v"]._base is tensors["k"]:  # of a latent
+            del tensors["v"]
         return tensors if self.grad_out is None else tensors | {"grad_out": self.grad_out}
 
     @property
@@ -142,7 +144,7 @@ def draw_inputs(
             return host_memory.zeros(shape, dtype, device)
         return torch.empty(shape, dtype=dtype, device=device)
 
-    of_keys = ((name, shard.kv_heads, shard.key_tokens) for name in "kv")
+    of_keys = ((n, shard.kv_heads, shard.key_tokens) for n in ("k" if w.latent else "kv"))
     parts = ("q", shard.heads, shard.query_tokens), *of_keys
     widths = {"q": w.head_dim, "k": w.head_dim, "v": w.v_head_dim}
     shapes = [
@@ -153,11 +155,12 @@ def draw_inputs(
     def draw(inputs: Triple) -> Fill:
         fill = _make_filler(attention, place, seed)
         with torch.no_grad():
-            for tensor, part in zip(inputs, parts, strict=True):
+            for tensor, part in zip(inputs, parts, strict=False):
                 fill(tensor, *part)
         return fill
 
-    q, k, v = (empty(shape).requires_grad_(w.train) for shape in shapes)
+    q, k, *values = (empty(shape).requires_grad_(w.train) for shape in shapes)
+    v = values[0] if values else k[..., : w.v_head_dim]
     fill = draw((q, k, v))
     original_q = host_memory.copy(q, device) if keep == "nothing" else None
     changes = InputChanges(attention, seed or 0)

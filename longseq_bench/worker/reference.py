@@ -107,7 +107,7 @@ class Reference:
         self.queries, self.keys = gather_shards(self.group, self.shard)
         if missing := find_gap(self.workload, self.queries, self.keys):
             raise ValueError(missing)
-        self.scale = 1 / math.sqrt(self.workload.head_dim)
+        self.scale = self.workload.scale
         self._seen: dict[tuple[int, ...], tuple[Tensor, dict[int, Tensor]]] = {}
         self._seen_bytes = 0
         visible, positions = visible_keys(self.workload), rows.numpy()

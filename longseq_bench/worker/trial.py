@@ -139,6 +139,8 @@ def _log_cost(run: TrialRun) -> None:
     if "density_achieved" in shares:
         log.add("dense_flops", "FLOP", sum(map(dense_flops, layers)))
     log.facts |= attention.facts()
+    if (w := run.trial.workload).latent:
+        log.facts["latent"] = f"v is k[..., :{w.v_head_dim}], a view; scores are {w.scale:.6g} q·k"
 
 
 def _log_device_rates(run: TrialRun) -> None:

@@ -153,10 +153,11 @@ def _share(attention: Attention, future: int | None) -> Tensors:
         for tensor, other in zip(full, others, strict=True):
             tensor[:, :, future:] = 30 * other.detach()[:, :, future:]
     q, k, v = full
+    own_k, own_v = (take(t, s.batch, s.kv_heads, s.keys) for t in (k, v))
     return (
         take(q, s.batch, s.heads, s.queries - w.queries.start).requires_grad_(w.train),
-        take(k, s.batch, s.kv_heads, s.keys).requires_grad_(w.train),
-        take(v, s.batch, s.kv_heads, s.keys).requires_grad_(w.train),
+        own_k.requires_grad_(w.train),
+        own_k[..., : w.v_head_dim] if w.latent else own_v.requires_grad_(w.train),
     )
 
 

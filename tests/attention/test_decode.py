@@ -66,6 +66,13 @@ def test_masks(name: str, options: Options, mask: str) -> None:
         assert mask_pairs(w) == int(visible.multiplicity(queries, np.arange(100)).sum())
 
 
+def test_a_latent_of_many_heads() -> None:
+    """In every dtype, and with a mask; the compiled kernel takes it as one tensor."""
+    for name, dtype in itertools.product(("ring", "sdpa"), ("float32", "float16")):
+        shape = {"latent": "64+16/80", "heads": 18, "head_dim": 80, "dtype": dtype}
+        assert_equals_reference(name, {}, decode(333, 2, mask="sliding-window:150", **shape))
+
+
 def test_values_with_another_head_dim() -> None:
     for name, v_head_dim in itertools.product(("ring", "sdpa"), (8, 40)):
         assert_equals_reference(name, {}, decode(90, 2, kv_heads=2, v_head_dim=v_head_dim))
@@ -99,6 +106,7 @@ def test_ranks_merge_their_parts_of_the_cache(ranks: Ranks, world: int) -> None:
             ({}, {"causal": True}, {"mask": "sliding-window:5", "sink": True}),
         )
     ]  # fmt: skip
+    workloads += [decode(101, m, latent="12+4/9", causal=True, dtype="bfloat16") for m in (1, 3)]
     orders = itertools.cycle(("zigzag", "contiguous", "striped"))
     cases = [Case("ring", {"order": next(orders)}, w) for w in workloads]
     by_rank = [pickle.loads(found) for found in ranks(world, passes, cases)]
@@ -185,14 +193,17 @@ def test_a_step_sees_the_lists_that_a_prefill_has(
         ("ring", {"chunk": 64}, "chunk=64 has no meaning"),
         ("ring", {"wire_dtype": "bfloat16"}, "wire_dtype=bfloat16 has no meaning"),
         ("ring", {"offload": "host"}, "offload=host has no meaning"),
+        ("ring", {"kernel": "aten-flash-cpu", "latent": "12+4"}, "it knows no other scale than"),
+        ("block-sparse", {"pattern": "sink-window", "latent": "12+4"}, "latent 12[+]4/132: this"),
         ("block-sparse", {"pattern": "sink-window", "kernel": "torch"}, "use auto"),
         ("block-sparse", {"pattern": "indices"}, "several new tokens need causal=true"),
     ],
     ids=str,
 )
 def test_refusals(name: str, options: Options, reason: str) -> None:
+    own = {n: value for n, value in options.items() if n != "latent"}
     with pytest.raises(UnsupportedError, match=reason):
-        build_attention(name, options, decode(new_tokens=2))
+        build_attention(name, own, decode(new_tokens=2, latent=options.get("latent")))
 
 
 def test_a_sparse_cache_is_on_one_rank() -> None:

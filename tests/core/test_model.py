@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from longseq_bench.core.cost import key_bytes_per_token
 from longseq_bench.core.model import Environment, Layers, OptionValue, Record, Trial, Workload
 from tests.make import environment, on_ranks, outcome, record, trial
 
@@ -37,12 +38,16 @@ def test_every_field_of_a_trial_and_its_workload_changes_its_key() -> None:
         "causal": True, "mode": "train", "mask": "sliding-window:4", "v_head_dim": 32, "sink": True,
     }  # fmt: skip
     labels = {"model", "weights"}
-    assert {"seq_len", *workload} == {*Workload.model_fields} - {"new_tokens", "layers", *labels}
+    later = {"new_tokens", "layers", "latent"}
+    assert {"seq_len", *workload} == {*Workload.model_fields} - later - labels
     keys = {trial(**{field: value}).key for field, value in workload.items()}
     # 0 means 1 in decode
     keys |= {trial(mode="decode", new_tokens=n).key for n in (0, 1, 2)}
     keys |= {trial(mode="decode", layers=(layers_of(n),)).key for n in (1, 32)}
-    assert len(keys | {trial().key}) == len(workload) + 5
+    cached = {"heads": 8, "kv_heads": 1, "head_dim": 576, "v_head_dim": 512, "mode": "decode"}
+    latents = None, "512+64", "512+64/192", "512+64/256"
+    keys |= {trial(**cached, latent=latent).key for latent in latents}
+    assert len(keys | {trial().key}) == len(workload) + 8
 
 
 def layers_of(count: int, window: int | None = None) -> Layers:
@@ -82,6 +87,20 @@ def test_new_tokens_need_decode_and_room_in_the_cache() -> None:
         trial(seq_len=8, mode="decode", new_tokens=9)
     # a search may ask for a length below the new tokens
     assert trial(seq_len=8, mode="decode", new_tokens=4).at(2).workload.seq_len == 4
+
+
+def test_a_latent_is_the_one_kv_head_of_a_step_of_decoding() -> None:
+    w = trial(mode="decode", heads=16, latent="512+64").workload
+    assert (w.kv_heads, w.head_dim, w.v_head_dim, w.latent) == (1, 576, 512, "512+64/192")
+    assert (w.scale, trial().workload.scale) == (192**-0.5, 64**-0.5)
+    assert key_bytes_per_token(w) == 576 * 4
+    for fields, reason in {
+        ("latent", "512"): "latent 512 is no latent; write its two parts, as in 512[+]64/192",
+        ("head_dim", 64): "latent 512[+]64/192 has head_dim 576, not 64; leave out what sets it",
+        ("mode", "forward"): "latent 512[+]64/192 needs mode decode",
+    }.items():
+        with pytest.raises(ValidationError, match=reason):
+            Workload(**{"seq_len": 8, "mode": "decode", "latent": "512+64", fields[0]: fields[1]})
 
 
 def test_labels_are_no_part_of_the_key() -> None:

@@ -29,7 +29,7 @@ ROUNDED = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
 @dataclass(frozen=True)
 class Step:
-    """A step of decoding: B, Hq, Hk, new tokens, keys, D, Dv, dtype."""
+    """A step of decoding: B, Hq, Hk, new tokens, keys, D, Dv, dtype; with a scale, of a latent."""
 
     batch: int
     heads: int
@@ -39,6 +39,7 @@ class Step:
     dim: int
     v_dim: int
     dtype: torch.dtype = torch.float32
+    scale: float | None = None
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         generator = torch.Generator().manual_seed(self.keys)
@@ -48,7 +49,7 @@ class Step:
         q, k, v = (
             torch.randn(self.batch, *shape, generator=generator).to(self.dtype) for shape in shapes
         )
-        return q, k, v
+        return q, k, v if self.scale is None else k[..., : self.v_dim]
 
     def seen(self) -> SeenKeys:
         """Each new token sees other keys; the last of several sees none."""
@@ -66,6 +67,7 @@ STEPS = [
     Step(1, 5, 1, 2, 2100, 7, 5),
     Step(1, 3, 1, 1, 1, 80, 80),
     Step(1, 2, 2, 7, 64, 64, 40),
+    Step(2, 7, 1, 3, 1300, 57, 40, scale=0.3),
 ]
 
 
@@ -73,7 +75,7 @@ def define(step: Step) -> tuple[Tensor, Tensor]:
     """Return the output and log-sum-exp in float64, by the definition."""
     (q, k, v), seen = step.tensors(), step.seen()
     k, v = (t.double().repeat_interleave(step.heads // step.kv_heads, 1) for t in (k, v))
-    scores = q.double() @ k.mT / math.sqrt(step.dim)
+    scores = q.double() @ k.mT * (step.scale or step.dim**-0.5)
     keys = np.arange(step.keys)
     visible = (keys >= seen.first[:, None]) & (keys < seen.stop[:, None])
     scores = scores.masked_fill(~torch.from_numpy(visible), -math.inf)
@@ -91,7 +93,9 @@ def run_triton(
     if cut is not None:
         first = SeenKeys(np.minimum(seen.first, cut), np.minimum(seen.stop, cut))
         parts = first, SeenKeys(np.maximum(seen.first, cut), np.maximum(seen.stop, cut))
-    out, lse = triton_decode.forward(q, k, v, parts, dtype)
+    if step.scale:
+        v = k[..., : step.v_dim]  # on the device, too, a part of k
+    out, lse = triton_decode.forward(q, k, v, parts, dtype, step.scale)
     return out.cpu(), lse.cpu()
 
 
@@ -109,7 +113,7 @@ def test_equals_the_definition(step: Step, dtype: torch.dtype) -> None:
     if reason := decode.unavailable_reason(dtype):
         pytest.skip(reason)
     step = replace(step, dtype=dtype)
-    assert_defined(decode.forward(*step.tensors(), step.seen()), step, TOLERANCE)
+    assert_defined(decode.forward(*step.tensors(), step.seen(), step.scale), step, TOLERANCE)
 
 
 @compiled
@@ -140,7 +144,7 @@ def test_large_scores_and_nan() -> None:
 @pytest.mark.parametrize(
     ("step", "dtype"),
     [(step, torch.float32) for step in STEPS]
-    + [(STEPS[1], torch.bfloat16), (STEPS[2], torch.float16)],
+    + [(STEPS[1], torch.bfloat16), (STEPS[2], torch.float16), (STEPS[6], torch.bfloat16)],
     ids=str,
 )
 def test_triton_equals_the_definition(
@@ -167,6 +171,7 @@ def test_the_limits_of_triton_are_named() -> None:
     assert reason == "24 query rows per KV head are more than 16"
     assert decode.cuda_limit_reason(24, 16, torch.bfloat16) is None
     assert "head_dim 512" in (decode.cuda_limit_reason(1, 512, torch.bfloat16) or "")
+    assert decode.cuda_limit_reason(1, 512, torch.bfloat16, latent=True) is None
 
 
 @pytest.mark.cuda

@@ -88,7 +88,7 @@ class Sdpa(Attention):
 
     takes_masks = True
     takes_v_head_dim = True
-    takes_decode = True
+    takes_decode = takes_latent = True
     summary = "torch's fused attention; the backend that ran is recorded"
 
     def __init__(
@@ -102,7 +102,9 @@ class Sdpa(Attention):
         ] = "auto",
     ) -> None:
         super().__init__(workload, group)
-        if backend == "flash" and workload.v_head_dim != workload.head_dim:
+        # v of a latent is the whole of k for torch: its kernels want one head_dim
+        self._v_differs = workload.v_head_dim != workload.head_dim and not workload.latent
+        if backend == "flash" and self._v_differs:
             raise UnsupportedError(
                 "backend=flash needs a v_head_dim equal to the head_dim; use backend=auto"
             )
@@ -117,11 +119,12 @@ class Sdpa(Attention):
         # torch aligns its causal mask with the first key, so it is wrong for the new tokens of a
         # cache; one new token sees every key
         if w.mask is not None or (w.causal and w.new_tokens > 1):
-            self._mask = visible_pairs_of(w, device_for(device))
+            visible = visible_pairs_of(w, device_for(device))
+            self._mask = visible.repeat(w.heads, 1) if w.latent else visible
         if is_meta():
             if self.backend == "math":
                 raise UnsupportedError("backend=math can't run on meta tensors")
-            if w.v_head_dim != w.head_dim and self.backend != "efficient":
+            if self._v_differs and self.backend != "efficient":
                 raise UnsupportedError("torch's kernel for such a v_head_dim is not in the table")
             self.select_exact("aten-flash-cpu" if device == "cpu" else self.backend)
         elif self.backend == "cudnn" and not torch.backends.cudnn.is_available():  # type: ignore[no-untyped-call]
@@ -129,6 +132,14 @@ class Sdpa(Attention):
 
     @override
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if not self.workload.latent:
+            return self._attend(q, k, v)
+        # heads become rows of one head, which reads each row of k once for some of them
+        B, Hq, m, D = q.shape
+        out = self._attend(q.reshape(B, 1, Hq * m, D), k, k)
+        return out[..., : v.shape[3]].reshape(B, Hq, m, v.shape[3])
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if q.is_meta:
             # the kernel of the device, not the one that torch has for meta tensors
             return self.exact.forward(q, k, v, self._causal, self._mask, q.requires_grad)[0]
@@ -138,10 +149,10 @@ class Sdpa(Attention):
         backend: AbstractContextManager[Any] = (
             nullcontext() if self.backend == "auto" else sdpa_kernel(_BACKENDS[self.backend])
         )
-        grouped = q.shape[1] != k.shape[1]
+        grouped, scale = q.shape[1] != k.shape[1], self.workload.scale
         with backend:
             return scaled_dot_product_attention(
-                q, k, v, attn_mask=self._mask, is_causal=self._causal, enable_gqa=grouped
+                q, k, v, self._mask, is_causal=self._causal, scale=scale, enable_gqa=grouped
             )
 
     @property
