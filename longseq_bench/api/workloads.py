@@ -87,7 +87,8 @@ def with_all_layers(workload: Workload, model: ModelShape) -> Workload:
 
     Raises UserError for a shape that is not the model's, and if no cache grows with the context.
     """
-    changed = [name for name in SHAPE if getattr(workload, name) != getattr(model, name)]
+    shape = model.absorbed
+    changed = [name for name in SHAPE if getattr(workload, name) != getattr(shape, name)]
     if changed := [*changed, *(["mask"] if workload.mask else [])]:
         named = f"{', '.join(changed)} can't be set for all layers of model {model.name}"
         raise UserError(f"{named}; name one kind with --layer, or leave out --model")
@@ -95,11 +96,10 @@ def with_all_layers(workload: Workload, model: ModelShape) -> Workload:
     if first.window:
         most = f"no layer of model {model.name} keeps more than {first.window:,} tokens"
         raise UserError(f"{most}: any context fits; measure a layer with --layer {first.kind}")
-    if first.latent:
-        kept = f"model {model.name} caches a latent of keys and values, which nothing here reads"
-        raise UserError(f"{kept}; measure a layer's keys and values with --layer {first.kind}")
+    # all layers of a model have its latent, if it has one
+    same = {name: getattr(shape, name) for name in SHAPE} if model.latent else {}
     fields, kinds = set(Layers.model_fields), [one for one in model.kinds if one.cached_elements()]
-    layers = [Layers(**one.model_dump(include=fields)) for one in kinds]
+    layers = [Layers(**one.model_dump(include=fields) | same) for one in kinds]
     count = sum(one.layers for one in layers)
     words = "all" if count == model.layers else f"{count} of"
     weights = (model.parameters or 0) * workload.dtype_bytes

@@ -15,6 +15,7 @@ from longseq_bench.core.errors import ConfigError, quote
 from longseq_bench.core.files import load_table
 from longseq_bench.core.model import Layers
 from longseq_bench.core.units import format_tokens
+from longseq_bench.core.workload import Latent, parse_latent
 
 CONFIG_FILE = "config.json"
 FULL, TOP_K, SLIDING, CHUNKED = WITH_KEYS = "full", "top-k", "sliding", "chunked"
@@ -35,19 +36,18 @@ class LayerKind(Layers):
 
     kind: a key of `kinds` in data/model_keys.yaml, or the name in the file if it is not known.
     mask: that of a workload; None: full or causal, or no mask describes what these layers see.
-    latent: of latent attention the elements that a cache has of a token, and those of them that are
-    its value (arXiv 2405.04434); None for other layers.
+    latent: of latent attention that of a workload in decode; None for other layers.
     """
 
     mask: str | None = None
-    latent: tuple[int, int] | None = None
+    latent: str | None = None
 
     def cached_elements(self, tp: int = 1) -> int:
         """Return the elements of a token in the cache of one of `tp` ranks."""
         if self.kind == SHARED:
             return 0
         if self.latent:
-            return self.latent[0]
+            return parse_latent(self.latent).shape["head_dim"]
         return split_kv_heads(self.kv_heads, tp) * (self.head_dim + self.v_head_dim)
 
 
@@ -263,8 +263,8 @@ def _layer(config: Mapping[str, Any], index: int, kind: str) -> LayerKind:
         return LayerKind(kind="none" if kind in WITH_KEYS else kind, layers=1)
     fields: dict[str, Any] = dict(zip(SHAPE, _shape(own), strict=True))
     if has_latent(own) and own.get("kv_lora_rank"):
-        rank = count(own, "kv_lora_rank")
-        fields["latent"] = rank + count(own, "qk_rope_head_dim"), rank
+        rank, rope = count(own, "kv_lora_rank"), count(own, "qk_rope_head_dim")
+        fields["latent"] = str(Latent(rank, rope, fields["head_dim"]))
     if kind == FULL and own.get("index_topk"):
         kind = TOP_K
     if kind in _MASKS:

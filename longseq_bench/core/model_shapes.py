@@ -14,6 +14,7 @@ from longseq_bench.core.errors import (
 )
 from longseq_bench.core.model import DTYPE_BYTES, DType, Frozen, Workload, canonical_dtype
 from longseq_bench.core.model_files import SHAPE, LayerKind
+from longseq_bench.core.workload import parse_latent
 
 OVERRIDABLE = (*SHAPE, "dtype", "sink")
 """Fields of a workload that a model sets unless they are given."""
@@ -23,7 +24,7 @@ class ModelShape(Frozen):
     """The attention of a model, and what its memory depends on.
 
     heads, kv_heads, head_dim (of q and k), v_head_dim (of v and the output): of one layer, the
-    first of `kinds` or the chosen one, which has its `mask` too.  kinds: all layers.
+    first of `kinds` or the chosen one, which has its `mask` and `latent` too.  kinds: all layers.
     dtype: None if the file has none that can be measured.  sink: all layers have sinks.
     parameters: None if they can't be counted; parameters_reason says why.  mlp_width: columns of
     the gate, of all experts of a token; None if unknown or if the MLP has no gate.
@@ -45,6 +46,7 @@ class ModelShape(Frozen):
     kinds: tuple[LayerKind, ...] = ()
     mask: str | None = None
     sink: bool = False
+    latent: str | None = None
     parameters: int | None = None
     parameters_reason: str | None = None
     vocab_size: int | None = None
@@ -65,8 +67,18 @@ class ModelShape(Frozen):
             raise ConfigError(
                 f"model {self.name} has no {kind} layers whose mask is known here; it has {has}"
             )
-        fields = found[0].model_dump(include={*SHAPE, "mask"})
+        fields = found[0].model_dump(include={*SHAPE, "mask", "latent"})
         return self.model_copy(update={**fields, "name": f"{self.name} ({kind} layer)"})
+
+    @property
+    def absorbed(self) -> ModelShape:
+        """The shape in a step of decoding, which is another one for latent attention.
+
+        There the projection of keys is part of the queries', and that of values part of the
+        output's (arXiv 2405.04434, section 2.1.2): the latent is the one KV head.
+        """
+        shape = parse_latent(self.latent).shape if self.latent else {}
+        return self.model_copy(update={**shape, "latent": None})
 
     def workload_fields(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of a workload that this model sets, and its label `model`.
@@ -74,6 +86,8 @@ class ModelShape(Frozen):
         given: fields that were set explicitly, without None; they override those of the model,
         and the label says so. A kv_heads or v_head_dim of 0 is as many as heads or head_dim.
         """
+        if self.latent and given.get("mode") == "decode" and given.keys().isdisjoint(SHAPE[1:]):
+            return self.absorbed.workload_fields({"latent": self.latent, **given})
         fields = {name: getattr(self, name) for name in OVERRIDABLE}
         if "head_dim" in given:
             fields["v_head_dim"] = given["head_dim"]
@@ -96,7 +110,8 @@ class ModelShape(Frozen):
             f"{self.head_dim}{value}, layers {model_files.describe_layers(self.kinds)}, "
             f"{self.dtype or 'no dtype'} ({self.page or self.source})"
         )
-        fields = self._changed({n: getattr(workload, n) for n in OVERRIDABLE}) if workload else ()
+        shape = self.absorbed if workload and workload.latent else self
+        fields = shape._changed({n: getattr(workload, n) for n in OVERRIDABLE}) if workload else ()
         set_here = ", ".join(f"{name} {getattr(workload, name)}" for name in fields)
         return "; ".join([own, *([f"overridden: {set_here}"] if set_here else []), *self.notes])
 
@@ -137,7 +152,7 @@ def parse_config(
     return ModelShape(
         name=name,
         source=source,
-        **layer.model_dump(include=set(SHAPE)),
+        **layer.model_dump(include={*SHAPE, "latent"}),
         layers=sum(one.layers for one in kinds),
         hidden_size=config["hidden_size"],
         dtype=dtype,

@@ -85,8 +85,7 @@ class ModelPlan:
     def split(self, workload: Workload) -> Workload:
         """Return the workload of a tensor-parallel rank. Raises UserError if heads can't be split.
 
-        Latent attention decodes with one KV head, the latent: the projection of the keys is part of
-        the queries' (arXiv 2405.04434, section 2.1.2).
+        A latent is on every rank.
         """
         shapes = [
             (workload.heads, workload.kv_heads),
@@ -100,8 +99,6 @@ class ModelPlan:
                 )
         kv_heads = split_kv_heads(workload.kv_heads, self.tp)
         fields = {"heads": workload.heads // self.tp, "kv_heads": kv_heads}
-        if workload.decode and (latent := self.shape.kinds[0].latent):
-            fields |= {"kv_heads": 1, "head_dim": latent[0], "v_head_dim": latent[1]}
         return workload.model_copy(update=fields)
 
     def memory(self, trial: Trial) -> ModelMemory:

@@ -73,6 +73,16 @@ def test_layers_without_a_cache_are_not_counted_and_windows_end_caches() -> None
     assert floor_bytes(w) == (100 + 16) * 2 * 2 * 16 * 4
 
 
+def test_a_model_of_latent_attention_caches_its_latent_once() -> None:
+    heads = {"qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8, "kv_lora_rank": 12}
+    write_model({"model_type": "deepseek_v3", **heads})
+    trial = search().records[0].trial
+    assert floor_bytes(trial.at(100).workload) == 100 * 3 * (12 + 4) * 4
+    one = search(layer="full").records[0].trial.workload
+    assert (one.latent, one.heads, one.layers) == ("12+4/12", 4, ())
+    assert floor_bytes(one) == one.seq_len * (12 + 4) * 4
+
+
 def test_one_layer_is_measured_with_its_kind_or_in_another_mode() -> None:
     for more in ({"layer": "full"}, {"mode": "forward"}):
         trial = search(**more).records[0].trial

@@ -84,11 +84,13 @@ def test_every_built_in_model_has_a_source_and_its_windows() -> None:
     latents = {
         n: (one.kind, one.latent) for n, m in models.items() for one in m.kinds if one.latent
     }
-    assert {n: one for n, one in latents.items() if one[1]} == {
+    usual = "512+64/192"
+    assert latents == {
         **dict.fromkeys(
-            ["deepseek-v3", "deepseek-v3.1", "kimi-k2", "kimi-linear-48b"], ("full", (576, 512))
+            ["deepseek-v3", "deepseek-v3.1", "kimi-k2", "kimi-linear-48b"], ("full", usual)
         ),
-        **dict.fromkeys(["deepseek-v3.2", "glm-5"], ("top-k", (576, 512))),
+        "deepseek-v3.2": ("top-k", usual),
+        "glm-5": ("top-k", "512+64/256"),
     }
 
 
@@ -163,6 +165,10 @@ def test_given_fields_override_a_model_and_its_label_says_so() -> None:
     assert other["model"] == "deepseek-v3 with other heads, kv_heads, head_dim, v_head_dim"
     assert deepseek.workload_fields({"heads": 16})["kv_heads"] == 16  # each head has its own
     assert load_model("llama-3.1-8b").workload_fields({"heads": 16})["kv_heads"] == 8
+    step = deepseek.workload_fields({"mode": "decode", "heads": 16})
+    assert (step["latent"], step["model"]) == ("512+64/192", "deepseek-v3 with other heads")
+    assert "overridden: heads 16;" in deepseek.describe(Workload(seq_len=1, **step))
+    assert "latent" not in deepseek.workload_fields({"mode": "decode", "kv_heads": 128})
     line = deepseek.describe(Workload(seq_len=1, **other))
     assert (
         "128 KV heads, head_dim 192 (of v 128), layers 61 full, bfloat16 (https://hugging" in line

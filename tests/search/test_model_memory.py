@@ -104,8 +104,8 @@ def test_decoding_keeps_the_caches_of_all_other_layers() -> None:
 def test_latent_attention_caches_its_latent() -> None:
     """DeepSeek-V3 has 576 elements a token and layer, 512 of them the value (arXiv 2412.19437)."""
     plan = ModelPlan(load_model("deepseek-v3"), tp=8)
-    w = Workload(seq_len=100, heads=128, head_dim=192, v_head_dim=128, mode="decode")
-    split = plan.split(w)
+    fields = plan.shape.workload_fields({"mode": "decode", "dtype": "float32"})
+    split = plan.split(Workload(seq_len=100, **fields))
     assert (split.heads, split.kv_heads, split.head_dim, split.v_head_dim) == (16, 1, 576, 512)
     assert memory(plan, split, 1).caches == 60 * 576 * 100 * 4
 
