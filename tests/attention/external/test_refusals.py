@@ -12,6 +12,7 @@ from longseq_bench.testing.contract import make_workload
 pytestmark = pytest.mark.usefixtures("oldest_versions")
 
 DECODE = {"mode": "decode", "seq_len": 96, "causal": True}
+LATENT = DECODE | {"seq_len": 128, "latent": "512+64", "head_dim": None}
 REFUSED: dict[str, list[tuple[int, dict[str, Any], dict[str, Any], str]]] = {
     "ring-attention-pytorch": [
         (1, {}, {}, "ring-attention-pytorch computes float32 only"),
@@ -24,6 +25,13 @@ REFUSED: dict[str, list[tuple[int, dict[str, Any], dict[str, Any], str]]] = {
         (1, DECODE, {"page": 40}, "page=40 does not divide the 96 cached tokens"),
         (1, DECODE | {"seq_len": 2**16, "head_dim": 2**16}, {}, r"fewer than 2\^32 / head_dim"),
         (1, DECODE | {"new_tokens": 2, "causal": False}, {}, "several new tokens are causal in"),
+        (1, LATENT | {"latent": "512+64"}, {}, "latent 512[+]64/192: this attention can't"),
+    ],
+    "flash-mla-decode": [
+        (1, DECODE, {}, "FlashMLA decodes with a latent of 512[+]64 only"),
+        (1, LATENT | {"latent": "512+32"}, {}, "FlashMLA decodes with a latent of 512[+]64 only"),
+        (1, LATENT | {"seq_len": 96}, {}, "its pages of 64 don't divide the 96 cached tokens"),
+        (1, LATENT | {"new_tokens": 2, "causal": False}, {}, "several new tokens need causal=true"),
     ],
 }
 
