@@ -37,7 +37,7 @@ class Faulty(Attention):
     """Exact attention with one fault."""
 
     summary = "for tests"
-    many_ranks = takes_masks = takes_sinks = True
+    many_ranks = takes_masks = takes_sinks = takes_decode = takes_latent = True
 
     def __init__(
         self,
@@ -56,7 +56,8 @@ class Faulty(Attention):
 
     def build_shard(self) -> Shard:
         w, group = self.workload, self.group
-        return Shard.of_tokens(w, np.arange(*even_span(w.seq_len, group.size, group.rank)))
+        keys = np.arange(*even_span(w.seq_len, group.size, group.rank))
+        return Shard.of_tokens(w, np.asarray(w.queries) if w.decode else keys, keys)
 
     @property
     def rows(self) -> Tensor:
@@ -86,7 +87,8 @@ class Faulty(Attention):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         w, group = self.workload, self.workload.heads // self.workload.kv_heads
-        plain = w.mask is None and not w.sink and not {self.kind} & {*MASKS, *WEIGHTS}
+        plain = w.mask is None and not w.decode and not w.sink
+        plain = plain and not {self.kind} & {*MASKS, *WEIGHTS}
         if self.group.size == 1 and plain and self.kind != "kv heads in turn":
             return scaled_dot_product_attention(q, k, v, is_causal=w.causal, enable_gqa=True)
         if self.group.size > 1:
@@ -99,7 +101,7 @@ class Faulty(Attention):
         if change := MASKS.get(self.kind):
             visible = change(self, visible, own, keys)
         q, k = q.float(), k[:, uses].float()
-        scores = q @ k.transpose(-1, -2) / math.sqrt(w.head_dim)
+        scores = q @ k.transpose(-1, -2) * w.scale
         self.bound = q.norm(dim=-1)[..., None] * k.norm(dim=-1).amax(-1)[..., None, None]
         weigh = WEIGHTS.get(self.kind, _with_sinks if w.sink else _scaled(1))
         return (weigh(self, scores.masked_fill(~visible, -math.inf)) @ v[:, uses].float()).to(v)
@@ -112,7 +114,7 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: Any, own: Tensor, attention: Faulty) -> Tensor:
         ctx.attention = attention
         whole = own.new_zeros(*own.shape[:2], attention.workload.seq_len, own.shape[3])
-        whole[:, :, attention.rows] = own
+        whole[:, :, torch.from_numpy(attention.shard.keys)] = own
         return attention.group.all_sum(whole)
 
     @staticmethod
@@ -163,6 +165,7 @@ INPUTS: dict[str, InputFault] = {
     "queries and keys in eight bits": _eight_bits,
     "keys and values exchanged": lambda a, q, k, v: (q, v, k),
     "batch row 0 for all": lambda a, q, k, v: (q, k[:1].expand_as(k), v[:1].expand_as(v)),
+    "values are the last elements of a latent": lambda a, q, k, v: (q, k, k[..., -v.shape[3] :]),
     "values of head 0 for all": lambda a, q, k, v: (q, k, v[:, :1].expand_as(v)),
 }
 
@@ -281,6 +284,9 @@ WEIGHTS: dict[str, Callable[[Faulty, Tensor], Tensor]] = {
     "scores scaled by 1.01": _scaled(1.01),
     "scores scaled by 1.05": _scaled(1.05),
     "scores not scaled": lambda a, scores: _scaled(a.workload.head_dim**0.5)(a, scores),
+    "scores of a latent scaled by its size": lambda a, scores: _scaled(
+        a.workload.head_dim**-0.5 / a.workload.scale
+    )(a, scores),
     "exponent of base 2": _scaled(math.log(2)),
     "no maximum subtracted": _without_maximum,
     "one maximum for a whole head": _below(lambda a, s: s.amax((-2, -1), keepdim=True)),

@@ -40,7 +40,10 @@ STAGES = {
 ON_RANKS = ("other ranks", "last rank", "every rank")
 IN_TRAINING = (*faulty.GRADIENTS, "keys of other ranks have no gradient", "sink without a gradient",
                "gradient without the sum of weights", "scores clipped at 9")  # fmt: skip
+LATENT = {"mode": "decode", "causal": False, "latent": "48+16/40", "kv_heads": 1, "head_dim": 64}
 SHAPES = {
+    "values are the last elements of a latent": LATENT,
+    "scores of a latent scaled by its size": LATENT,
     "beyond 65,536 tokens": {"tokens": 66_000, "heads": 1, "kv_heads": 1, "head_dim": 8},
     "batch row 0 for all": {"batch": 2},
     "first token of a document sees the one before": {"mask": "documents:50", "causal": False},
@@ -81,7 +84,7 @@ def run_case(launcher: LocalLauncher, case: Case, device: str = "cpu") -> Outcom
     """Run one trial: 1,300 tokens, causal, four heads on two KV heads, three timed passes."""
     shape = {"tokens": 1300, "heads": 4, "kv_heads": 2, "head_dim": 32, **SHAPES.get(case.kind, {})}
     tokens = shape.pop("tokens")
-    mode = "train" if case.kind in IN_TRAINING else "forward"
+    mode = shape.pop("mode", "train" if case.kind in IN_TRAINING else "forward")
     with tempfile.TemporaryDirectory() as folder:
         name, options = "faulty", dict[str, OptionValue](kind=case.kind, folder=folder)
         if case.kind in SPARSE:

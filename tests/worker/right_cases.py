@@ -30,6 +30,7 @@ LENGTHS = 1, 2, 15, 63, 64, 65, 127, 128, 300, 511, 512, 513, 1000, 1025
 MAX_TOKENS = 1500
 HEADS = (1, 1), (2, 1), (2, 2), (3, 1), (4, 2), (4, 4), (6, 3), (8, 1), (8, 2), (32, 1)
 HEAD_DIMS = 1, 2, 3, 4, 8, 16, 24, 32, 64, 128
+LATENTS = "32+16", "16+8/24", "33+7/3", "64+32/96", "128+64/192"
 MASKS = (
     "sliding-window:7", "sliding-window:200", "prefix:50", "documents:90", "chunked:65",
     "full-documents:33",
@@ -53,9 +54,12 @@ def draw(launcher: LocalLauncher, number: int, device: str = "cpu") -> Trial:
         new = rest.choice((1, 1, 3, 8))
         mode = {"causal": new > 1, "mode": "decode", "new_tokens": min(new, tokens)}
     mode["sink"] = kind.takes_sinks and rest.random() < 0.3
+    shape = {"kv_heads": kv_heads, "head_dim": pick.choice(HEAD_DIMS)}
+    if kind.takes_latent and mode["mode"] == "decode" and rest.random() < 0.4:
+        shape = {"latent": rest.choice(LATENTS)}
     return complete(
-        launcher, name, max(tokens, world), options, heads=heads, kv_heads=kv_heads,
-        head_dim=pick.choice(HEAD_DIMS), batch=pick.choice((1, 1, 2, world)), world_size=world,
+        launcher, name, max(tokens, world), options, heads=heads, **shape,
+        batch=pick.choice((1, 1, 2, world)), world_size=world,
         dtype=pick.choice(("float32", "bfloat16", "float16")), repeats=pick.choice((0, 1, 3)),
         keep=pick.choice(("all", "all", "all", "inputs", "nothing")), seed=pick.randrange(2**20),
         device=device, **mode,
