@@ -213,7 +213,7 @@ class Attention(ABC):
 
     @cached_property
     def sinks(self) -> Tensor | None:
-        """The sinks of all query heads, (Hq,) float32, equal on all ranks, a leaf in train."""
+        """Sinks of all query heads, (Hq,) float32, equal on all ranks; a leaf in train; or None."""
         w = self.workload
         if not w.sink:
             return None

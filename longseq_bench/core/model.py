@@ -93,7 +93,7 @@ class Trial(Frozen):
         if self.keep == "nothing" and w.decode:
             return "keep=nothing has no meaning with mode=decode: the cache stays as it is"
         if self.keep == "nothing" and w.sink:
-            return "keep=nothing keeps no log-sum-exp, which a sink needs; use keep=inputs"
+            return "keep=nothing keeps no log-sum-exp, which a sink needs; use keep=all"
         if self.keep == "nothing" and not w.train and w.v_head_dim != w.head_dim:
             return (
                 f"keep=nothing: the output has v_head_dim {w.v_head_dim}, so it can't overwrite q "

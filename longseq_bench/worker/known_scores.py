@@ -259,13 +259,10 @@ class KnownScores(SpecialInputs):
         return (self._temperatures(queries) * self.workload.scale).exp()
 
     def _seen_sums(self, sums: PrefixSums, queries: Tensor) -> tuple[Tensor, Tensor]:
-        """Return sums over the keys of each class that a query sees, two of (n, C).
-
-        The first column has their weights without e: the sink is in that of class 0.
-        """
+        """Return sums over the keys of each class that a query sees, two of (n, C)."""
         first, stop = self._seen_by(queries)
         plain, rare = (sums(stop) - sums(first)).double().chunk(2, 1)
-        plain[:, 0] += self._sink_weight
+        plain[:, 0] += self._sink_weight  # like keys of class 0 whose values and keys are 0
         return plain, rare
 
     def _value_terms(self, keys: Tensor) -> Tensor:

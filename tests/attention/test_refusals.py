@@ -11,6 +11,7 @@ from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.testing.definition import Options
 from tests.attention.definition import MANY
+from tests.make import trial
 
 
 def refused(name: str, w: Workload, world: int, **options: Any) -> str:
@@ -40,6 +41,21 @@ def test_a_batch_smaller_than_the_ranks_is_refused(monkeypatch: pytest.MonkeyPat
 def test_an_attention_that_cannot_run_on_parts_of_a_batch_is_refused(name: str, inner: str) -> None:
     with pytest.raises(UserError, match=f"inner={inner} can't run on a part of the batch"):
         IMPLEMENTATIONS.get(name)(Workload(seq_len=64, batch=4), Group.alone(), inner=inner)
+
+
+def test_sinks_are_refused_with_a_reason() -> None:
+    """Where no log-sum-exp of a row is known, or no gradient of a sink."""
+    w = Workload(seq_len=64, sink=True)
+    for name, options, words in (
+        ("sdpa", {}, "sink: this attention can't compute it; use ring"),
+        ("ring", {"offload": "host"}, "offload=host needs a v_head_dim like head_dim, and no sink"),
+        ("block-sparse", {"kernel": "flex"}, "kernel=flex has no sinks"),
+        ("block-sparse-adaptive", {"scorer": "learned"}, "scorer=learned has no sinks"),
+    ):
+        with pytest.raises(UnsupportedError, match=words):
+            IMPLEMENTATIONS.get(name)(w, Group.alone(), **options)
+    kept = trial("ring", sink=True).replace(keep="nothing").unsupported_reason or ""
+    assert kept.startswith("keep=nothing keeps no log-sum-exp, which a sink needs")
 
 
 def test_heads_that_do_not_divide_are_refused() -> None:

@@ -54,6 +54,13 @@ def test_a_v_head_dim_of_its_own(
 
 
 @modes
+@pytest.mark.parametrize("name", ["flex", "fused", "ring", "block-sparse", "dense"])
+def test_sinks(launcher: LocalLauncher, name: str, mode: str) -> None:
+    outcome = passed(run(launcher, name, 4096, mode=mode, repeats=2, sink=True, **SHAPE))
+    assert ("dsink" in outcome.facts["errors"]) == (mode == "train")
+
+
+@modes
 def test_the_expandable_allocator_runs_and_has_the_same_peak(
     launcher: LocalLauncher, mode: str
 ) -> None:

@@ -215,7 +215,7 @@ class Flex(Attention):
         if reason := flex_blocks.unavailable_reason(device, w.train):
             raise UnsupportedError(reason)
         if w.sink and device == "cpu":
-            raise UnsupportedError("a sink needs a log-sum-exp, which flex has not on a CPU")
+            raise UnsupportedError("a sink needs the log-sum-exp, which flex has on CUDA only")
         if is_meta():
             raise UnsupportedError("code compiled by torch can't run on meta tensors")
         if w.mask is not None:

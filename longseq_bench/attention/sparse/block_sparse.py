@@ -79,7 +79,7 @@ class LayoutAttention(Attention):
     def __init__(self, workload: Workload, group: Group, kernel: sparse_selection.Kernel) -> None:
         super().__init__(workload, group)
         if workload.sink and kernel == "flex":
-            raise UnsupportedError("kernel=flex has no sinks: its backward computes no part of one")
+            raise UnsupportedError("kernel=flex has no sinks: its backward knows no other softmax")
         self.requested_kernel = kernel
         self.kernel_name = ""
 
