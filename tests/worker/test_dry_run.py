@@ -28,7 +28,8 @@ def test_the_peak_of_a_dry_run_is_the_measured_one(
     launcher: LocalLauncher, name: str, ranks: int, tolerance: float, mode: str
 ) -> None:
     # more heads instead of more tokens: large tensors for little work
-    one = complete(launcher, name, 1024, heads=16 * ranks, world_size=ranks, mode=mode)
+    shape: dict[str, Any] = {"heads": 16 * ranks, "world_size": ranks, "mode": mode}
+    one = complete(launcher, name, 1024, sink=name == "ring", **shape)
     (estimate,) = launcher.dry_run([one])
     measured = run_trial(launcher, one).largest("peak")
     assert estimate.unsupported is None
