@@ -68,21 +68,17 @@ def choose_kernel(requested: str, use: Use, w: Workload) -> tuple[CacheKernel, d
     is_cpu, compiled = use.device == "cpu", _COMPILED[use.device]
     if requested not in (AUTO, compiled):
         if w.latent:
-            raise UnsupportedError(
-                f"kernel={requested}: it knows no other scale than 1/√head_dim; for a latent use "
-                "kernel=auto or sdpa"
-            )
+            raise UnsupportedError(f"kernel={requested} can't scale a latent; use kernel=auto")
         exact, facts = select(requested, use)
         return _over_cache(exact), {"kernel": exact.name, **facts}
     if is_cpu:
         reason = decode.unavailable_reason(use.dtype)
     else:
-        # the kernel takes a latent as two tiles, its value and the rest, for blocks of rows
-        rows = 1 if w.latent else w.heads // w.kv_heads * w.new_tokens
-        dims = w.v_head_dim if w.latent else max(w.head_dim, w.v_head_dim)
-        reason = decode.cuda_limit_reason(rows, dims, use.dtype, w.latent is not None)
-        rest = w.head_dim - w.v_head_dim if w.latent else w.head_dim
-        reason = reason or sparse_selection.triton_reason(use.device, use.dtype, rest)
+        rows, dim, most = w.heads // w.kv_heads * w.new_tokens, w.head_dim, decode.MAX_HEAD_DIM
+        if w.latent:  # in two tiles, its value and the rest, for blocks of rows
+            rows, dim, most = 1, dim - w.v_head_dim, decode.MAX_LATENT
+        reason = decode.cuda_limit_reason(rows, max(dim, w.v_head_dim), use.dtype, most)
+        reason = reason or sparse_selection.triton_reason(use.device, use.dtype, dim)
     if reason and (requested == compiled or w.latent):
         raise UnsupportedError(f"kernel={requested}: {reason}")
     if reason:

@@ -15,7 +15,7 @@ from longseq_bench.core.errors import ConfigError, quote
 from longseq_bench.core.files import load_table
 from longseq_bench.core.model import Layers
 from longseq_bench.core.units import format_tokens
-from longseq_bench.core.workload import Latent, parse_latent
+from longseq_bench.core.workload import parse_latent
 
 CONFIG_FILE = "config.json"
 FULL, TOP_K, SLIDING, CHUNKED = WITH_KEYS = "full", "top-k", "sliding", "chunked"
@@ -47,7 +47,7 @@ class LayerKind(Layers):
         if self.kind == SHARED:
             return 0
         if self.latent:
-            return parse_latent(self.latent).shape["head_dim"]
+            return parse_latent(self.latent)[1]["head_dim"]
         return split_kv_heads(self.kv_heads, tp) * (self.head_dim + self.v_head_dim)
 
 
@@ -264,7 +264,7 @@ def _layer(config: Mapping[str, Any], index: int, kind: str) -> LayerKind:
     fields: dict[str, Any] = dict(zip(SHAPE, _shape(own), strict=True))
     if has_latent(own) and own.get("kv_lora_rank"):
         rank, rope = count(own, "kv_lora_rank"), count(own, "qk_rope_head_dim")
-        fields["latent"] = str(Latent(rank, rope, fields["head_dim"]))
+        fields["latent"] = f"{rank}+{rope}/{fields['head_dim']}"
     if kind == FULL and own.get("index_topk"):
         kind = TOP_K
     if kind in _MASKS:

@@ -72,12 +72,8 @@ class ModelShape(Frozen):
 
     @property
     def absorbed(self) -> ModelShape:
-        """The shape in a step of decoding, which is another one for latent attention.
-
-        There the projection of keys is part of the queries', and that of values part of the
-        output's (arXiv 2405.04434, section 2.1.2): the latent is the one KV head.
-        """
-        shape = parse_latent(self.latent).shape if self.latent else {}
+        """The shape in decode: a latent is the one KV head (arXiv 2405.04434, section 2.1.2)."""
+        shape = parse_latent(self.latent)[1] if self.latent else {}
         return self.model_copy(update={**shape, "latent": None})
 
     def workload_fields(self, given: Mapping[str, Any]) -> dict[str, Any]:

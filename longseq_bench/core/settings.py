@@ -104,10 +104,9 @@ WORKLOAD = {
     ),
     "latent": Setting(
         str,
-        "What latent attention (MLA) caches of a token in mode decode, in place of kv_heads, "
-        "head_dim and v_head_dim: 512+64/192 are the elements of the value, those with the "
-        "position (the key has both), and the head_dim of the model, for the scale of scores; "
-        "512+64 has 128 + 64.",
+        "In decode, what latent attention (MLA) caches of a token instead of kv_heads heads: a key "
+        "of 512+64 elements, whose first 512 are the value; 512+64/192 has the head_dim of the "
+        "model, too, for the scale of scores, 128 + 64 by default.",
     ),
     "new_tokens": Setting(
         int,

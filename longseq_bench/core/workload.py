@@ -6,7 +6,7 @@ core/model.py has the trial of an implementation on a workload, and its result.
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -39,48 +39,20 @@ def declared(setting: Setting, low: int | None = None) -> Any:
     return Field(default=setting.default, ge=setting.low if low is None else low, le=setting.high)
 
 
-class Latent(NamedTuple):
-    """What latent attention (MLA, arXiv 2405.04434) caches of a token, for all heads.
+def parse_latent(text: str) -> tuple[str, dict[str, int], int]:
+    """Return the full text of a latent, the shape that it sets, and the head_dim of its model.
 
-    rank: its first elements, which are the value; the key is the whole.  rope: the others.
-    head_dim: that of the model's own queries and keys; scores are divided by its root.
+    Latent attention (MLA, arXiv 2405.04434) caches of a token, for all heads, one key of 512 + 64
+    elements, whose first 512 are the value: 512+64/192. Scores are divided by √192; without it, by
+    that of 128 more than the second number, as in DeepSeek. Raises ValueError for another text.
     """
-
-    rank: int
-    rope: int
-    head_dim: int
-
-    @property
-    def shape(self) -> dict[str, int]:
-        """Fields of a workload whose cache it is."""
-        return {"kv_heads": 1, "head_dim": self.rank + self.rope, "v_head_dim": self.rank}
-
-    def __str__(self) -> str:
-        return f"{self.rank}+{self.rope}/{self.head_dim}"
-
-
-_NOPE = 128
-"""Elements of the model's keys without a position, in DeepSeek-V2, its successors and Kimi."""
-
-
-def parse_latent(text: str) -> Latent:
-    """Return the latent of a text such as 512+64 or 512+64/192. Raises ValueError."""
     found = re.fullmatch(r"([1-9]\d*)\+([1-9]\d*)(?:/([1-9]\d*))?", text)
     if not found:
         raise ValueError(f"latent {text} is no latent; write its two parts, as in 512+64/192")
-    rank, rope = int(found[1]), int(found[2])
-    return Latent(rank, rope, int(found[3] or _NOPE + rope))
-
-
-def _with_latent(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return fields with the shape of their latent. Raises ValueError if they have another one."""
-    latent = parse_latent(fields["latent"])
-    for name, value in latent.shape.items():
-        if fields.get(name) not in (0, None, value):
-            raise ValueError(
-                f"latent {latent} has {name} {value}, not {fields[name]}; leave out what sets it"
-            )
-    return {**fields, **latent.shape, "latent": str(latent)}
+    rank, rest = int(found[1]), int(found[2])
+    head_dim = int(found[3] or 128 + rest)
+    shape = {"kv_heads": 1, "head_dim": rank + rest, "v_head_dim": rank}
+    return f"{rank}+{rest}/{head_dim}", shape, head_dim
 
 
 class Layers(Frozen):
@@ -105,7 +77,7 @@ class Workload(Frozen):
     their keys were just appended. core/settings.py describes the fields, with these exceptions.
 
     mask: text of a mask that `causal` does not describe; None: full, or causal.
-    latent: text of a Latent: v is a view of k, its first elements. The layers, too, have it.
+    latent: see parse_latent; v is a view of k. All layers have it.
     kv_heads, v_head_dim: never 0 in a workload that was validated.
     model: a label, the model that the shape is from; empty for a shape in numbers. It is no part of
     a trial's key: a shape is measured once, whichever way it was asked for.
@@ -141,7 +113,10 @@ class Workload(Frozen):
         if isinstance(data.get("dtype"), str):
             data["dtype"] = canonical_dtype(data["dtype"])
         if isinstance(data.get("latent"), str):
-            data = _with_latent(data)
+            data["latent"], shape, _ = parse_latent(data["latent"])
+            if other := [n for n, v in shape.items() if data.get(n) not in (0, None, v)]:
+                raise ValueError(f"latent {data['latent']} sets {', '.join(other)}; leave them out")
+            data |= shape
         equal = {"kv_heads": data.get("heads", 8), "v_head_dim": data.get("head_dim", 64)}
         equal |= {"new_tokens": 1} if data.get("mode") == "decode" else {}
         data |= {n: v for n, v in equal.items() if data.get(n) in (0, None)}
@@ -182,8 +157,7 @@ class Workload(Frozen):
     @property
     def scale(self) -> float:
         """The factor of q·k in the scores: 1/√head_dim, with a latent that of the model."""
-        head_dim = parse_latent(self.latent).head_dim if self.latent else self.head_dim
-        return float(head_dim**-0.5)
+        return float((parse_latent(self.latent)[2] if self.latent else self.head_dim) ** -0.5)
 
     @property
     def dtype_bytes(self) -> int:

@@ -80,18 +80,16 @@ def is_latent(k: Tensor, v: Tensor) -> bool:
 
 
 def cuda_limit_reason(
-    rows: int, head_dim: int, dtype: torch.dtype, latent: bool = False
+    rows: int, head_dim: int, dtype: torch.dtype, most: int = MAX_HEAD_DIM
 ) -> str | None:
     """Return why the kernel of Triton can't compute a step, or None.
 
-    rows: query heads of a KV head times new tokens.  head_dim: the larger one, that of q or of v;
-    of a latent that of v.
+    rows: query heads of a KV head times new tokens.  head_dim: the larger one, that of q or of v.
     """
     if dtype not in MAX_ROWS:
         return f"the decode kernel of Triton does not support {dtype}"
     if rows > MAX_ROWS[dtype]:
         return f"{rows} query rows per KV head are more than {MAX_ROWS[dtype]}"
-    most = MAX_LATENT if latent else MAX_HEAD_DIM
     return f"head_dim {head_dim} is above {most}" if head_dim > most else None
 
 

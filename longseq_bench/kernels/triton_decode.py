@@ -133,13 +133,11 @@ def _join(
     tl.store(joined_lse + row, largest + tl.log(total))
 
 
+Parts = tuple[SeenKeys, ...]
+
+
 def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    parts: tuple[SeenKeys, ...],
-    dtype: torch.dtype,
-    scale: float | None = None,
+    q: Tensor, k: Tensor, v: Tensor, parts: Parts, dtype: torch.dtype, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return the output (B, Hq, m, Dv) in a dtype, and the log-sum-exp (B, Hq, m) in float32.
 
@@ -165,7 +163,7 @@ def forward(
 
 @functools.lru_cache(maxsize=16)
 def _step(
-    parts: tuple[SeenKeys, ...], device: torch.device, dtype: torch.dtype, *of_tensors: Any
+    parts: Parts, device: torch.device, dtype: torch.dtype, *of_tensors: Any
 ) -> tuple[int, list[Tensor], Launch, Launch]:
     """Prepare steps of one shape: on the host that takes longer than to start both kernels.
 
@@ -177,7 +175,7 @@ def _step(
     (batch, heads, queries, dim), kv_heads = q_shape, k_shape[1]
     rows, rest = heads // kv_heads * queries, dim - v_dim if latent else 0
     dim -= rest
-    tile = tile_of(min(rows, MAX_ROWS[dtype]) if latent else rows, max(dim, v_dim), dtype)
+    tile = tile_of(min(rows, MAX_ROWS[dtype]), max(dim, v_dim), dtype)
     units = batch * kv_heads * -(-rows // tile.queries)
     lengths = [part.end - part.begin for part in parts]
     wanted = choose_splits(units, sum(lengths), _workers(device), tile.keys)

@@ -34,8 +34,8 @@ t is 1 to 3.75 times a power of 2 near √D, w is ±1 or ±2, both by position. 
 bits, so that every dtype has them exactly. No column keeps one sign over many keys, because float32
 rounds long sums of few different numbers to one side.
 
-A latent key begins with its value, where q is 0; the columns above are the ones after it. Scores of
-the first ones are seen by random inputs alone, of which decode has all rows in float64.
+Scores of the columns of a latent that are its value are seen by random inputs alone, of which
+decode has all rows in float64.
 """
 
 import math
@@ -95,9 +95,9 @@ class KnownScores(SpecialInputs):
 
     def __init__(self, workload: Workload, name: str) -> None:
         super().__init__(workload)
-        # of a latent the first columns of a key are its value: q is 0 there
-        self._of_value = workload.v_head_dim if workload.latent else 0
-        self.name, d, root = name, workload.head_dim - self._of_value, 1 / workload.scale
+        # columns of q and k that are the value of a latent: q is 0 there, and k has v
+        self._first = workload.v_head_dim if workload.latent else 0
+        self.name, d, root = name, workload.head_dim - self._first, 1 / workload.scale
         # of half the weight that the keys of a usual row have without e
         self.sink = round(8 * math.log(mask_pairs(workload) / len(workload.queries) / 2)) / 8
         self._sink_weight = math.exp(self.sink) if workload.sink else 0.0
@@ -183,18 +183,11 @@ class KnownScores(SpecialInputs):
 
     @override
     def inputs(self, name: str, positions: Tensor) -> Tensor:
-        rows = self._scored(name, positions)
-        if not self._of_value or name not in ("q", "k"):
-            return rows
-        values = self.inputs("v", positions)
-        return torch.cat([values * (name == "k"), rows], 1)
-
-    def _scored(self, name: str, positions: Tensor) -> Tensor:
-        """Return inputs; of q and k without the columns of a latent that are the value."""
         if name == "v":
             return _signs(self._codes(positions), self.workload.v_head_dim, _VALUES)
         if name == "k":
-            return self._keys(positions)
+            rows = self._keys(positions)
+            return pad(rows, (self._first, 0)) if self._first else rows
         if name == "grad_out":
             matching = _signs(self._codes(positions), self.workload.v_head_dim, _GRADIENTS)
             levels = self._weights(positions)[:, None] * self._x.to(positions.device)
@@ -211,7 +204,8 @@ class KnownScores(SpecialInputs):
                 offsets = of_bits * self._factor - steps * self._offset
             matching[:, self._bits : self._bits + 1] = -offsets
             levels = self._temperatures(positions)[:, None] * self._u.to(positions.device)
-        return torch.where(self._is_matching(positions)[:, None], matching, levels.float())
+        rows = torch.where(self._is_matching(positions)[:, None], matching, levels.float())
+        return pad(rows, (self._first, 0)) if self._first else rows
 
     def _is_above_sink(self, positions: Tensor) -> Tensor:
         """Return 1 for matching rows whose score is above the sink, which has no weight; else 0."""

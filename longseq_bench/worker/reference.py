@@ -176,7 +176,8 @@ class Reference:
     @property
     def _chunk_size(self) -> int:
         """Keys that are computed together, at most."""
-        return min(KEY_CHUNK, max(1024, CHUNK_ELEMENTS // max(1, len(self.rows))))
+        most = KEY_CHUNK * 128 // max(128, self.workload.head_dim)
+        return min(most, max(1024, CHUNK_ELEMENTS // max(1, len(self.rows))))
 
     def _slices(self) -> Iterator[Part]:
         """Yield all own keys of exact attention."""
@@ -233,6 +234,14 @@ class Reference:
         for head in range(chunk.head * group, (chunk.head + 1) * group):
             yield head, (chunk.b - batch.start, head)
 
+    def head_blocks(self, chunk: KeyChunk, batch: range) -> Iterator[tuple[int, tuple[int, slice]]]:
+        """Yield the query heads as `heads_of` does, in exact attention many together."""
+        heads = [head for head, _ in self.heads_of(chunk, batch)]
+        scores = max(1, len(self.rows) * len(chunk.keys))
+        size = max(1, CHUNK_ELEMENTS // scores) if self.attention.is_exact else 1
+        for head in heads[::size]:
+            yield head, (chunk.b - batch.start, slice(head, min(head + size, heads[-1] + 1)))
+
     def log_multiplicity(self, chunk: KeyChunk, head: int) -> Tensor | None:
         """Return the logarithm of how often each row sees each key, (R, K); None if always once."""
         if chunk.seen is None:
@@ -285,7 +294,7 @@ class CheckedRows:
         for chunk in reference.chunks(batch, counted_only=True):
             values = self._round(chunk.values)
             values = values if dtype else torch.cat([values, values.abs()], 1)
-            for head, row in reference.heads_of(chunk, batch):
+            for head, row in reference.head_blocks(chunk, batch):
                 scores = self._scores(chunk, head, row)
                 old_max = row_max[row].clone()
                 row_max[row] = old_max if exact else old_max.maximum(scores.amax(-1, keepdim=True))
@@ -360,8 +369,8 @@ class CheckedRows:
     def _round(self, tensor: Tensor) -> Tensor:
         return tensor.float().to(self._dtype).float() if self._dtype else tensor
 
-    def _scores(self, chunk: KeyChunk, head: int, row: tuple[int, int]) -> Tensor:
-        """Return the scores (R, K) plus the logarithm of each key's multiplicity."""
+    def _scores(self, chunk: KeyChunk, head: int, row: tuple[int, int | slice]) -> Tensor:
+        """Return the scores (..., R, K) plus the logarithm of each key's multiplicity."""
         scale = self._reference.scale
         if self._dtype:
             scores = self._round(self._round(self._q[row] @ self._round(chunk.keys).T) * scale)

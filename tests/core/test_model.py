@@ -96,7 +96,7 @@ def test_a_latent_is_the_one_kv_head_of_a_step_of_decoding() -> None:
     assert key_bytes_per_token(w) == 576 * 4
     for fields, reason in {
         ("latent", "512"): "latent 512 is no latent; write its two parts, as in 512[+]64/192",
-        ("head_dim", 64): "latent 512[+]64/192 has head_dim 576, not 64; leave out what sets it",
+        ("head_dim", 64): "latent 512[+]64/192 sets head_dim; leave them out",
         ("mode", "forward"): "latent 512[+]64/192 needs mode decode",
     }.items():
         with pytest.raises(ValidationError, match=reason):

@@ -171,7 +171,7 @@ def test_the_limits_of_triton_are_named() -> None:
     assert reason == "24 query rows per KV head are more than 16"
     assert decode.cuda_limit_reason(24, 16, torch.bfloat16) is None
     assert "head_dim 512" in (decode.cuda_limit_reason(1, 512, torch.bfloat16) or "")
-    assert decode.cuda_limit_reason(1, 512, torch.bfloat16, latent=True) is None
+    assert decode.cuda_limit_reason(1, 512, torch.bfloat16, decode.MAX_LATENT) is None
 
 
 @pytest.mark.cuda

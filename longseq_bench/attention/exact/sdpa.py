@@ -102,7 +102,6 @@ class Sdpa(Attention):
         ] = "auto",
     ) -> None:
         super().__init__(workload, group)
-        # v of a latent is the whole of k for torch: its kernels want one head_dim
         self._v_differs = workload.v_head_dim != workload.head_dim and not workload.latent
         if backend == "flash" and self._v_differs:
             raise UnsupportedError(
@@ -134,7 +133,7 @@ class Sdpa(Attention):
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if not self.workload.latent:
             return self._attend(q, k, v)
-        # heads become rows of one head, which reads each row of k once for some of them
+        # its kernels want one head_dim, and one head reads k once for many of its rows
         B, Hq, m, D = q.shape
         out = self._attend(q.reshape(B, 1, Hq * m, D), k, k)
         return out[..., : v.shape[3]].reshape(B, Hq, m, v.shape[3])

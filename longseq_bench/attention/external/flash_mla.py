@@ -1,10 +1,4 @@
-"""FlashMLA: decoding over a paged cache of latents (arXiv 2405.04434).
-
-Not run on a GPU by this project yet.
-Letters: B batch, Hq heads, m new tokens, N tokens, P tokens of a page, D elements of a latent.
-"""
-
-from typing import Any
+"""FlashMLA: decoding over a paged cache of latents. Not run on a GPU by this project yet."""
 
 import torch
 from torch import Tensor
@@ -17,7 +11,7 @@ from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels.exact._cuda import capability_reason
 
-_PAGE, _RANK, _ELEMENTS = 64, 512, 576  # the only ones of its kernel for a cache in 16 bits
+_PAGE, _SHAPE = 64, (512, 576)  # tokens of a page, and the only latent of its kernel
 
 
 @implementation("flash-mla-decode")
@@ -27,27 +21,19 @@ class FlashMlaDecode(External):
     summary = "FlashMLA's decoding over a paged cache of latents"
     takes_decode = takes_latent = True
     dtypes = ("bfloat16", "float16")
-    library = Library(
-        "flash_mla",
-        "flash_mla",
-        "pip install git+https://github.com/deepseek-ai/FlashMLA",
-        versions=("1.0", "2"),
-    )
+    install = "pip install git+https://github.com/deepseek-ai/FlashMLA"
+    library = Library("flash_mla", "flash_mla", install, versions=("1.0", "2"))
 
     def __init__(self, workload: Workload, group: Group) -> None:
         super().__init__(workload, group)
         w = workload
-        if not w.latent or (w.v_head_dim, w.head_dim) != (_RANK, _ELEMENTS):
-            raise UnsupportedError("FlashMLA decodes with a latent of 512+64 only")
-        if w.seq_len % _PAGE:
+        if not w.latent or (w.v_head_dim, w.head_dim) != _SHAPE or w.seq_len % _PAGE:
             raise UnsupportedError(
-                f"its pages of {_PAGE} don't divide the {w.seq_len} cached tokens"
+                f"FlashMLA decodes with a latent of 512+64 and a multiple of {_PAGE} tokens only"
             )
-        if w.new_tokens > 1 and not w.causal:
-            raise UnsupportedError("several new tokens need causal=true here")
 
     def prepare(self, device: str) -> None:
-        """Make the table of pages. FlashMLA plans in its first call, which is not timed."""
+        """Make the table of pages. FlashMLA plans in its first call."""
         super().prepare(device)
         if device == "cuda" and (reason := capability_reason((9, 0), majors=(9,))):
             raise UnsupportedError(reason)
@@ -59,14 +45,8 @@ class FlashMlaDecode(External):
 
     @override
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        w, pages_P1D = self.workload, k.reshape(-1, _PAGE, 1, k.shape[3])
-        given = q.transpose(1, 2).contiguous(), pages_P1D, *self._table, w.v_head_dim
-        out_BmHD: Tensor = self.module.flash_mla_with_kvcache(
-            *given, *self._schedule, softmax_scale=w.scale, causal=w.new_tokens > 1
-        )[0]
-        return out_BmHD.transpose(1, 2)
-
-    @override
-    def facts(self) -> dict[str, Any]:
-        layout = f"pages of {_PAGE} tokens are views of k, which has v; nothing is copied"
-        return super().facts() | {"kernel": "FlashMLA", "layout": layout}
+        w, pages = self.workload, k.reshape(-1, _PAGE, 1, k.shape[3])
+        given = q.transpose(1, 2).contiguous(), pages, *self._table, w.v_head_dim, *self._schedule
+        scores = {"softmax_scale": w.scale, "causal": w.causal}
+        out: Tensor = self.module.flash_mla_with_kvcache(*given, **scores)[0]
+        return out.transpose(1, 2)

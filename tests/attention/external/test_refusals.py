@@ -28,10 +28,9 @@ REFUSED: dict[str, list[tuple[int, dict[str, Any], dict[str, Any], str]]] = {
         (1, LATENT | {"latent": "512+64"}, {}, "latent 512[+]64/192: this attention can't"),
     ],
     "flash-mla-decode": [
-        (1, DECODE, {}, "FlashMLA decodes with a latent of 512[+]64 only"),
-        (1, LATENT | {"latent": "512+32"}, {}, "FlashMLA decodes with a latent of 512[+]64 only"),
-        (1, LATENT | {"seq_len": 96}, {}, "its pages of 64 don't divide the 96 cached tokens"),
-        (1, LATENT | {"new_tokens": 2, "causal": False}, {}, "several new tokens need causal=true"),
+        (1, DECODE, {}, "FlashMLA decodes with a latent of 512[+]64 and a multiple of 64 tokens"),
+        (1, LATENT | {"latent": "512+32"}, {}, "FlashMLA decodes with a latent of 512[+]64"),
+        (1, LATENT | {"seq_len": 96}, {}, "a multiple of 64 tokens only"),
     ],
 }
 
