@@ -77,6 +77,8 @@ class Variant:
     """Query heads per KV head; in decode, those times new tokens."""
     shared: bool = True
     """One layout for all heads."""
+    cap: float = 0.0
+    """Soft cap of q·k; 0: none."""
 
 
 @dataclass(frozen=True)
@@ -207,6 +209,7 @@ def arguments(
         "BLOCK": variant.block, "DIM": variant.head_dim,
         "WIDE": wide, "V_DIM": variant.head_dim, "V_WIDE": wide, "CAUSAL": variant.causal,
         "TAIL": variant.tail, "M": tile.queries, "N": tile.keys, "KEEP_LSE": True,
+        "CAP": variant.cap,
     }  # fmt: skip
     # wider values are those of a latent, 512+64
     constants |= {"REST": 64, "REST_WIDE": 64} if wide > 256 else {"REST": 0, "REST_WIDE": 16}

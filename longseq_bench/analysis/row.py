@@ -111,6 +111,9 @@ class Row:
     mask: str = declare(
         "Mask", "text", "Keys that a query sees: full, causal, sliding-window:4096, ...", "same"
     )
+    soft_cap: float | None = declare(
+        "Soft cap", "count", "Bound c of scores z, c·tanh(z/c); none: no bound.", "same"
+    )
     batch: int = declare("Batch", "count", "Batch size.", "same")
     heads: int = declare("Heads", "count", "Number of query heads.", "same")
     kv_heads: int = declare("KV heads", "count", "Number of key and value heads.", "same")
@@ -255,7 +258,7 @@ def _find_path(name: str) -> str:
 
 _WORKLOAD = (
     *("batch", "heads", "kv_heads", "head_dim", "v_head_dim", "dtype", "causal", "mask", "mode"),
-    *("new_tokens", "sink", "latent", "model", "layers"),
+    *("new_tokens", "sink", "soft_cap", "latent", "model", "layers"),
 )
 IDENTITY = [name for name, field in fields_of(Row).items() if field.merge == "same"]
 """Fields that identify a trial and its machine."""

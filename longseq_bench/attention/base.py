@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar
@@ -70,6 +71,9 @@ class Attention(ABC):
     takes_v_head_dim: ClassVar[bool] = False
     """True if v and the output may have another head_dim than q and k."""
 
+    takes_scores: ClassVar[Collection[str]] = ()
+    """What it computes of core.workload.Scores, by name, without a kernel of exact attention."""
+
     takes_decode: ClassVar[bool] = False
     """True if it computes steps of decoding: q (B, Hq, new tokens, D) against a cache k, v."""
 
@@ -109,7 +113,7 @@ class Attention(ABC):
         """
         if group.size > 1 and not self.many_ranks:
             raise WorldError(f"runs on one rank, not {group.size}; ddp splits a batch over ranks")
-        w = workload
+        w, scores = workload, workload.scores.given.items()
         for is_needed, is_supported, what in (
             (w.mask is not None, self.takes_masks, f"mask {w.mask} is neither full nor causal"),
             (w.latent is not None, self.takes_latent, f"latent {w.latent}"),
@@ -120,6 +124,8 @@ class Attention(ABC):
             ),
             (w.decode, self.takes_decode, "mode decode"),
             (w.sink, self.takes_sinks, "sink"),
+            # a kernel of exact attention refuses by itself
+            *((not self.exact_name, n in self.takes_scores, f"{n} {c:g}") for n, c in scores),
         ):
             if is_needed and not is_supported:
                 raise UnsupportedError(f"{what}: this attention can't compute it; use ring")
@@ -185,7 +191,7 @@ class Attention(ABC):
         w, own = self.workload, self.shard
         elements = len(own.batch) * len(own.heads) * own.tokens * w.head_dim
         use = Use(self.device, self.torch_dtype, w.head_dim, w.train, v_head_dim=w.v_head_dim)
-        return replace(use, causal=w.causal, elements=elements)
+        return replace(use, causal=w.causal, elements=elements, scores=w.scores)
 
     @property
     def comparable_kernel(self) -> str:

@@ -65,6 +65,7 @@ def choose_kernel(requested: str, use: Use, w: Workload) -> tuple[CacheKernel, d
     UnsupportedError if the requested kernel can't run here.
     """
     use = replace(use, masked=w.new_tokens > 1 or w.mask is not None)
+    scores = replace(use.scores, scale=w.scale)
     is_cpu, compiled = use.device == "cpu", _COMPILED[use.device]
     if requested not in (AUTO, compiled):
         if w.latent:
@@ -88,10 +89,10 @@ def choose_kernel(requested: str, use: Use, w: Workload) -> tuple[CacheKernel, d
     facts |= {} if is_cpu or w.latent or requested != AUTO else {"kernel_choice": _READS}
     if is_cpu or not sparse_selection.has_triton():
         # Triton is missing in meta mode only; the compiled kernel needs about the same memory there
-        return _over_parts(partial(decode.forward, scale=w.scale)), facts
+        return _over_parts(partial(decode.forward, scores=scores)), facts
     from longseq_bench.kernels import triton_decode
 
-    return partial(triton_decode.forward, scale=w.scale), facts
+    return partial(triton_decode.forward, scores=scores), facts
 
 
 def _over_parts(kernel: Callable[..., tuple[Tensor, Tensor]]) -> CacheKernel:

@@ -79,7 +79,7 @@ def masked_kernel(exact: ExactKernel, w: Workload) -> InPlaceKernel:
     # the kernel of spans has one head_dim for q, k and v
     if isinstance(exact, Native) and w.v_head_dim == w.head_dim:
         part = HeadSpans(masked_spans(visible), range(w.heads))
-        task = SpanTask([part], True, masked_steps(visible))
+        task = SpanTask([part], True, masked_steps(visible), w.scores)
         return SpanAttention(native, task, (w.heads, w.seq_len))
     sizes = SIZES[exact.device]
     return TiledKernel(lambda: _row_blocks(w, visible, sizes), exact)

@@ -125,6 +125,7 @@ class OwnAttention(Attention):
     """Exact attention by a function of the user."""
 
     takes_decode = takes_latent = True
+    takes_scores = ("soft_cap",)  # or the reason names the missing parameter
 
     own: ClassVar[OwnFunction]
     function: ClassVar[Callable[..., Any]]

@@ -50,6 +50,7 @@ _NEEDS: dict[tuple[str, ...], tuple[str, Callable[[Workload, int], bool]]] = {
         lambda w, ranks: w.kv_heads != w.heads,
     ),
     ("sinks",): ("a sink in each head", lambda w, ranks: w.sink),
+    ("soft_cap",): ("a soft cap of the scores", lambda w, ranks: w.soft_cap is not None),
     (GROUP,): ("several ranks", lambda w, ranks: ranks > 1),
     ("scale",): ("a latent, whose scale is the model's", lambda w, ranks: bool(w.latent)),
 }
@@ -80,7 +81,7 @@ def passed_values(
     w, grouped = workload, workload.kv_heads != workload.heads
     values: dict[str, Any] = dict.fromkeys(("causal", "is_causal"), _needs_causal(w))
     values |= dict.fromkeys(("enable_gqa", "grouped_heads"), grouped)
-    values |= {"new_tokens": w.new_tokens, "scale": w.scale}
+    values |= {"new_tokens": w.new_tokens, "scale": w.scale, "soft_cap": w.soft_cap}
     values |= {"rank": rank, "world_size": ranks}
     return {name: values.get(name) for name in NAMES if name in taken}
 

@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from longseq_bench.attention.base import Attention, Cost
 from longseq_bench.core.model import Workload
+from longseq_bench.core.workload import ALL_SCORES
 from longseq_bench.meta_mode import device_for
 
 NAMES = ("q", "k", "v", "out")
@@ -52,6 +53,8 @@ class ProjectedAttention(Attention):
     inner: gives the pattern and the cost, for the workload of all ranks. A subclass sets it, and in
     `prepare` sets `module` (a Projected, which may be wrapped) and `weights` (of the Projected).
     """
+
+    takes_scores = ALL_SCORES  # if the inner attention does
 
     inner: Attention
     module: nn.Module

@@ -16,7 +16,7 @@ from longseq_bench.core.model import DTYPE_BYTES, DType, Frozen, Workload, canon
 from longseq_bench.core.model_files import SHAPE, LayerKind
 from longseq_bench.core.workload import parse_latent
 
-OVERRIDABLE = (*SHAPE, "dtype", "sink")
+OVERRIDABLE = (*SHAPE, "dtype", "sink", "soft_cap")
 """Fields of a workload that a model sets unless they are given."""
 
 
@@ -26,6 +26,7 @@ class ModelShape(Frozen):
     heads, kv_heads, head_dim (of q and k), v_head_dim (of v and the output): of one layer, the
     first of `kinds` or the chosen one, which has its `mask` and `latent` too.  kinds: all layers.
     dtype: None if the file has none that can be measured.  sink: all layers have sinks.
+    soft_cap: of the scores of all layers.
     parameters: None if they can't be counted; parameters_reason says why.  mlp_width: columns of
     the gate, of all experts of a token; None if unknown or if the MLP has no gate.
     context: tokens for which the model was made, of a file that says it.
@@ -47,6 +48,7 @@ class ModelShape(Frozen):
     mask: str | None = None
     sink: bool = False
     latent: str | None = None
+    soft_cap: float | None = None
     parameters: int | None = None
     parameters_reason: str | None = None
     vocab_size: int | None = None
@@ -153,6 +155,7 @@ def parse_config(
         hidden_size=config["hidden_size"],
         dtype=dtype,
         sink=model_files.type_of(config).get("sink", False),
+        soft_cap=_soft_cap(config),
         kinds=kinds,
         parameters=parameters,
         parameters_reason=reason,
@@ -161,6 +164,13 @@ def parse_config(
         context=config.get("max_position_embeddings"),
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _soft_cap(config: Mapping[str, Any]) -> float | None:
+    cap = config.get("attn_logit_softcapping") or None
+    if cap is not None and not (isinstance(cap, int | float) and cap > 0):
+        raise ConfigError(f"its attn_logit_softcapping {quote(cap)} is not a number above 0")
+    return cap
 
 
 def _dtype(config: Mapping[str, Any]) -> tuple[DType | None, list[str]]:

@@ -38,8 +38,8 @@ class Setting:
     type: Any
     help: str
     default: Any = None
-    low: int = 0
-    high: int = 0
+    low: float = 0
+    high: float = 0
     unit: str = ""
     is_required: bool = False
     otherwise: str = "none"
@@ -64,9 +64,9 @@ TOKENS = Setting(
 WORKLOAD = {
     "model": Setting(
         str,
-        "Model whose attention sets heads, kv_heads, head_dim, v_head_dim and dtype where they are "
-        "not given: a name of `longseq models` or its id on Hugging Face, or the path of a "
-        "config.json (in a sweep file from the folder of the file).",
+        "Model whose attention sets heads, kv_heads, head_dim, v_head_dim, soft_cap and dtype "
+        "where they are not given: a name of `longseq models` or its id on Hugging Face, or the "
+        "path of a config.json (in a sweep file from the folder of the file).",
     ),
     "layer": Setting(
         Layer,
@@ -95,6 +95,9 @@ WORKLOAD = {
         "Keys that a query sees: full, causal, sliding-window:4k, prefix:8k, documents:4k (packed, "
         "causal; or lengths with commas, or chatqa2), full-documents:4k, chunked:8k; without one, "
         "causal decides.",
+    ),
+    "soft_cap": Setting(
+        float, "Cap c of scores z, c·tanh(z/c), before the mask; Gemma 2: 50.", None, 0.01, 1e6
     ),
     "mode": Setting(
         Mode,

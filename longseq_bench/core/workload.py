@@ -5,7 +5,9 @@ core/model.py has the trial of an implementation on a workload, and its result.
 
 from __future__ import annotations
 
+import math
 import re
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -55,6 +57,45 @@ def parse_latent(text: str) -> tuple[str, dict[str, int], int]:
     return f"{rank}+{rest}/{head_dim}", shape, head_dim
 
 
+@dataclass(frozen=True)
+class Scores:
+    """How a product q·k becomes a score z, before the mask. Kernels refuse what they don't compute.
+
+    scale: factor of q·k; None: 1/√head_dim.
+    soft_cap: c of z -> c·tanh(z/c) (Gemma 2, arXiv 2408.00118).
+    """
+
+    scale: float | None = None
+    soft_cap: float | None = None
+
+    @property
+    def given(self) -> dict[str, float]:
+        """Those that are not left out, by name."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+    def scale_for(self, head_dim: int) -> float:
+        """Return the factor of q·k."""
+        return 1 / math.sqrt(head_dim) if self.scale is None else self.scale
+
+    def factors(self, head_dim: int) -> tuple[float, float]:
+        """Return what compiled kernels take: factor and cap of q·k itself; 0: no cap."""
+        scale = self.scale_for(head_dim)
+        return scale, (self.soft_cap or 0.0) / scale
+
+    def of(self, scaled: Any) -> Any:
+        """Return the scores of a tensor of products that are scaled already."""
+        cap = self.soft_cap
+        return scaled if cap is None else (scaled / cap).tanh() * cap
+
+    def slopes(self, made: Any) -> Any:
+        """Return the derivatives of scores, given by `of`, by their scaled products."""
+        return 1 - (made / (self.soft_cap or math.inf)).square()
+
+
+PLAIN_SCORES = Scores()
+ALL_SCORES = tuple(vars(PLAIN_SCORES))
+
+
 class Layers(Frozen):
     """Layers of one kind in a model, each with a cache of its own.
 
@@ -102,6 +143,7 @@ class Workload(Frozen):
     latent: str | None = declared(WORKLOAD["latent"])
     layers: tuple[Layers, ...] = ()
     weights: int = 0
+    soft_cap: float | None = declared(WORKLOAD["soft_cap"])
 
     @model_validator(mode="before")
     @classmethod
@@ -158,6 +200,11 @@ class Workload(Frozen):
     def scale(self) -> float:
         """The factor of q·k in the scores: 1/√head_dim, with a latent that of the model."""
         return float((parse_latent(self.latent)[2] if self.latent else self.head_dim) ** -0.5)
+
+    @property
+    def scores(self) -> Scores:
+        """What makes the scores."""
+        return Scores(soft_cap=self.soft_cap)
 
     @property
     def dtype_bytes(self) -> int:

@@ -23,7 +23,7 @@ struct Decode {
     Tensor q, k, v;
     const int64_t *first, *stop;  // keys that each query sees: first ... stop - 1
     int64_t begin, end;           // of all queries; splits cut this
-    double scale;                 // of q k
+    double scale, cap;            // as in native.cpp
     float *out, *lse;             // of each split: (splits, B, Hq, m, Dv) and (splits, B, Hq, m)
     float *scratch;               // working memory of all threads
     int64_t *counter;             // splits taken, and threads started
@@ -212,6 +212,8 @@ INLINE void add_tile(const Decode *p, int row, const float *q, int ldq, const T 
     float keep[R];
     const T *to_fetch = is_first && v != k ? v : 0;  // the values of a latent are in its keys
     score<R>(q + row * ldq, ldq, k, p->k.token, p->dim, to_fetch, p->v.token, p->v_dim, count, s);
+    const float cap = p->cap * p->scale * 1.44269504088896f;
+    for (int at = 0; cap && at < R * KEYS; at += LANES) *(row_vec *)(s + at) = capped(load(s + at), cap);
     UNROLL for (int r = 0; r < R; r++) {
         int64_t token = (row + r) % p->queries;
         int64_t from = p->first[token] - start, to = p->stop[token] - start;

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from longseq_bench.core.workload import PLAIN_SCORES, Scores
 from longseq_bench.kernels import native
 from longseq_bench.kernels.cpp_build import library
 from longseq_bench.kernels.native import fields
@@ -63,7 +64,7 @@ class _Decode(ctypes.Structure):
         *fields(native.TensorPointer, "q", "k", "v"),
         *fields(ctypes.c_void_p, "first", "stop"),
         *fields(ctypes.c_int64, "begin", "end"),
-        ("scale", ctypes.c_double),
+        *fields(ctypes.c_double, "scale", "cap"),
         *fields(ctypes.c_void_p, "out", "lse", "scratch", "counter"),
     ]
 
@@ -99,7 +100,7 @@ def choose_splits(units: int, keys: int, workers: int, min_keys: int = MIN_SPLIT
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, seen: SeenKeys, scale: float | None = None
+    q: Tensor, k: Tensor, v: Tensor, seen: SeenKeys, scores: Scores = PLAIN_SCORES
 ) -> tuple[Tensor, Tensor]:
     """Return the output (B, Hq, m, Dv) and log-sum-exp (B, Hq, m) of a CPU, in float32.
 
@@ -118,7 +119,7 @@ def forward(
     native.check_inputs("decode kernel", unavailable_reason(q.dtype), q, k, v)
     sizes = dim, v.shape[3], batch, kv_heads, heads // kv_heads, queries, splits
     problem = _Decode(native.DTYPES.index(q.dtype), *sizes, begin=seen.begin, end=seen.end)
-    problem.scale = dim**-0.5 if scale is None else scale
+    problem.scale, problem.cap = scores.factors(dim)
     native.set_tensors(problem, q=q, k=k, v=v)
     first, stop = (np.ascontiguousarray(ends, dtype=np.int64) for ends in (seen.first, seen.stop))
     problem.first, problem.stop = first.ctypes.data, stop.ctypes.data

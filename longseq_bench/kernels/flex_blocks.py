@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from longseq_bench.core.errors import UnsupportedError
+from longseq_bench.core.workload import PLAIN_SCORES, Scores
 from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple
 from longseq_bench.kernels.cpp_build import COMPILERS
 from longseq_bench.kernels.spans import check_shapes
@@ -59,10 +60,12 @@ def compiled() -> Callable[..., Any]:
     return torch.compile(flex_attention, dynamic=True, fullgraph=True)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, block_mask: Any, **options: Any) -> Any:
+def attend(q: Tensor, k: Tensor, v: Tensor, block_mask: Any, scores: Scores, **options: Any) -> Any:
     """Return flex_attention's output for q (B, Hq, N, D) and k, v (B, Hk, N, D), compiled."""
     # torch 2.13 can't compile its default scale for some sequences of shapes in a process
-    options |= {"scale": q.shape[3] ** -0.5, "enable_gqa": q.shape[1] != k.shape[1]}
+    options |= {"scale": scores.scale_for(q.shape[3]), "enable_gqa": q.shape[1] != k.shape[1]}
+    if scores.soft_cap:
+        options["score_mod"] = lambda score, *_: scores.of(score)
     return compiled()(q, k, v, block_mask=block_mask, **options)
 
 
@@ -157,8 +160,8 @@ class FlexBlocks:
     Raises UnsupportedError for a device, dtype, block, number of heads or padding it can't take.
     """
 
-    def __init__(self, layouts: Sequence[BlockLayout]) -> None:
-        self.layouts = tuple(layouts)
+    def __init__(self, layouts: Sequence[BlockLayout], scores: Scores = PLAIN_SCORES) -> None:
+        self.layouts, self._scores = tuple(layouts), scores
         one, *_ = layouts  # an attention makes all of its layouts with the same sizes
         self.seq_len, self.block, self.causal = one.seq_len, one.block, one.causal
         self._masks: dict[tuple[torch.device, bool], Any] = {}
@@ -200,7 +203,7 @@ class FlexBlocks:
             raise UnsupportedError(f"FlexAttention has no kernel for {q.dtype}")
         mask = self.prepare(q.device, train)
         tiles = tile_options(self.block, q.shape[3], q.dtype) if q.is_cuda else {}
-        return attend(q, k, v, mask, kernel_options=tiles or None, **more)
+        return attend(q, k, v, mask, self._scores, kernel_options=tiles or None, **more)
 
     def _mask(self, device: torch.device, train: bool) -> Any:
         from torch.nn.attention.flex_attention import noop_mask

@@ -69,3 +69,13 @@ INLINE vec exp2v(vec x) {
     p = x < low ? (vec){0} : p;
     return x == x ? p : x;
 }
+
+// cap tanh(s / cap), NaN for NaN. Near 0 the exponentials cancel; there is its series.
+INLINE vec capped(vec s, float cap) {
+    const vec zero = {0}, x = s / cap, y = x * x, size = x < zero ? -x : x;
+    const vec e = exp2v(size * (-2 / LN2)), large = (1 - e) / (1 + e);
+    vec series = y * (62.f / 2835) - 17.f / 315;
+    series = (series * y + 2.f / 15) * y - 1.f / 3;
+    series = x + x * y * series;
+    return cap * (size < splat(0.25f) ? series : x < zero ? -large : large);
+}

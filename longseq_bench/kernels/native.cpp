@@ -37,6 +37,7 @@ static const float LOG2E = 1.44269504088896f;
 
 struct Problem {
     int64_t dtype, dim, batches, group, causal, wide, merge;
+    float scale, cap;  // factor of q k, and soft cap of q k; 0: none
     Tensor q, k, v, out, lse, grad, dq, dk, dv;
     const int32_t *q_row, *k_row;  // row of a step; null: the step itself
     const int32_t *q_at, *k_at;    // position of a step, for causality; null: the row
@@ -202,7 +203,7 @@ INLINE int load_queries(const Problem &p, int64_t b, int64_t h, int64_t tile, in
     }
     for (int r = 0; r < up(count, GROUP); r++)
         widen(row_of<T>(p.q, b, h, w.row[r]), w.q_row + r * ld, p.dim, ld);
-    transpose(w.q_row, ld, p.dim, count, LOG2E / sqrtf(p.dim), w.q);
+    transpose(w.q_row, ld, p.dim, count, LOG2E * p.scale, w.q);
     return count;
 }
 
@@ -233,6 +234,9 @@ INLINE int visible(const Problem &p, const Chunk &c, const Scratch &w, int g, in
 // s[key][GROUP]: exponents of 2, NEVER for a masked pair.
 INLINE void score(const Problem &p, const Chunk &c, const Scratch &w, int g, int keys, bool hidden, float *s, int lds) {
     for (int j = 0; j < keys; j += BATCH) rows_times(c.k + j, w.q + g, ROWS, p.dim, s + j * lds, lds);
+    const float cap = p.cap * p.scale * LOG2E;
+    for (int j = 0; cap && j < keys; j++)
+        UNROLL for (int x = 0; x < VECTORS; x++) at(s + j * lds, x) = capped(at(s + j * lds, x), cap);
     if (!hidden) return;
     for (int j = 0; j < keys; j++)
         for (int x = 0; x < VECTORS; x++) {
@@ -365,11 +369,14 @@ INLINE void weigh(const Problem &p, const Chunk &c, Scratch &w, int g, int count
     const int keys = visible(p, c, w, g, count, hidden);
     score(p, c, w, g, keys, hidden, w.s + g, ROWS);
     for (int j = 0; j < keys; j += BATCH) rows_times(c.v + j, w.g + g, ROWS, p.dim, w.t + j * ROWS + g, ROWS);
+    const float inverse = p.cap ? 1 / (p.cap * p.scale * LOG2E) : 0;
     for (int j = 0; j < c.count; j++)
         UNROLL for (int x = 0; x < VECTORS; x++) {
-            vec &s = at(w.s + j * ROWS + g, x), &t = at(w.t + j * ROWS + g, x);
+            vec &s = at(w.s + j * ROWS + g, x), &t = at(w.t + j * ROWS + g, x), share = s * inverse;
             s = j < keys ? exp2v(s - at(w.m + g, x)) : (vec){0};
             t = j < keys ? s * (t - at(w.delta + g, x)) : (vec){0};
+            // the slope of the cap; that of a hidden score would be -infinity
+            if (inverse) t *= larger(1 - share * share, splat(0));
         }
     const vec all[VECTORS] = {splat(1), splat(1)};
     for (int d = 0; d < p.dim; d += BATCH) columns_times(c.k, d, w.t + g, ROWS, keys, all, w.o + g, ROWS);
@@ -396,7 +403,7 @@ INLINE void add_rows(
 
 template <class T>
 INLINE void finish_dq(const Problem &p, int64_t b, int64_t h, int count, Scratch &w) {
-    const float scale = 1 / sqrtf(p.dim);
+    const float scale = p.scale;
     const int ld = sums_as_rows(p, count, w);
     for (int r = 0; r < count; r++) {
         const float *from = w.q_row + r * ld;
@@ -422,7 +429,7 @@ static void backward_tile(const Problem &p, int64_t b, int64_t index, int64_t ti
             load_keys<T>(p, b, kv, c, w);
             for (int g = 0; g < count; g += GROUP) weigh(p, c, w, g, count);
             add_rows(p, p.dv, b, kv, c, w.s, w.g_row, 1, count, w);
-            add_rows(p, p.dk, b, kv, c, w.t, w.q_row, 1 / sqrtf(p.dim), count, w);
+            add_rows(p, p.dk, b, kv, c, w.t, w.q_row, p.scale, count, w);
             // the gradient of a bias on all scores of a run
             float *bias = p.bias ? p.bias + (b * p.heads + index) * runs : 0;
             for (int j = 0; bias && j < c.count; j++) {

@@ -46,6 +46,7 @@ class TensorPointer(ctypes.Structure):
 class _Problem(ctypes.Structure):
     _fields_ = [
         *fields(ctypes.c_int64, "dtype", "dim", "batches", "group", "causal", "wide", "merge"),
+        *fields(ctypes.c_float, "scale", "cap"),
         *fields(TensorPointer, "q", "k", "v", "out", "lse", "grad", "dq", "dk", "dv"),
         *fields(ctypes.c_void_p, *STEP_ARRAYS),
         *fields(ctypes.c_int64, "tiles", "tile_step"),
@@ -149,7 +150,7 @@ def _problem(q: Tensor, k: Tensor, v: Tensor, result: Tensor, task: SpanTask) ->
         check_inputs("kernel", unavailable_reason(q.dtype), q, k, v)
     group, is_wide = q.shape[1] // k.shape[1], result.dtype != q.dtype or q.dtype == torch.float32
     sizes = q.shape[3], q.shape[0], group, task.causal, is_wide, task.merge
-    problem = _Problem(DTYPES.index(q.dtype), *sizes)
+    problem = _Problem(DTYPES.index(q.dtype), *sizes, *task.scores.factors(q.shape[3]))
     _set_arrays(problem, task.steps, STEP_ARRAYS)
     return problem
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from longseq_bench.core.errors import UserError
+from longseq_bench.core.workload import PLAIN_SCORES, Scores
 from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple
 from longseq_bench.kernels.tiling import wide
 from longseq_bench.meta_mode import device_kind
@@ -74,6 +75,7 @@ class SpanTask:
     parts: Sequence[HeadSpans]
     causal: bool
     steps: StepMap = StepMap()
+    scores: Scores = PLAIN_SCORES
     merge: bool = False
     bias: Sequence[NDArray[np.float32]] = ()
 

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from longseq_bench.core.workload import Scores
 from longseq_bench.kernels import tiling
 from longseq_bench.kernels.base import Pair, Queries
 from longseq_bench.kernels.exact.base import AUTO, ExactKernel, Use, select
@@ -41,7 +42,7 @@ def forward(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, task: SpanTask
 ) -> None:
     """See SpanKernel.forward."""
-    exact = _exact(device_kind(q), q.dtype, q.shape[3])
+    exact = _exact(device_kind(q), q.dtype, q.shape[3], task.scores)
     for part in task.parts:
         for block in limited(_row_blocks(part.spans, part.heads, task, q, k)):
             own, own_lse = tiling.forward_rows(exact, q, (k, v), block)
@@ -56,7 +57,8 @@ def backward(
 ) -> None:
     """See SpanKernel.backward. With a bias each part has one head."""
     q, group = queries[1], queries[1].shape[1] // keys[0].shape[1]
-    exact, first = _exact(device_kind(q), q.dtype, q.shape[3]), kv_heads.start * group
+    exact = _exact(device_kind(q), q.dtype, q.shape[3], task.scores)
+    first = kv_heads.start * group
     own_heads = slice(first, kv_heads.stop * group)
     grad_out, q, out, lse = (t[:, own_heads] for t in queries)
     k, v = (t[:, kv_heads.start : kv_heads.stop] for t in keys)
@@ -73,7 +75,7 @@ def backward(
             grad, own, result, own_lse = (t[:, heads[0]] for t in given)
             seen, values = (t[:, heads[0] // group] for t in (k, v))
             of_head = (grad, own, result, own_lse), (seen, values)
-            _add_bias(*of_head, part.spans, task.causal, task.bias[i][:, 0])
+            _add_bias(*of_head, part.spans, task, task.bias[i][:, 0])
 
 
 def torch_kernel(use: Use) -> ExactKernel:
@@ -82,8 +84,8 @@ def torch_kernel(use: Use) -> ExactKernel:
 
 
 @lru_cache(maxsize=16)
-def _exact(device: str, dtype: torch.dtype, head_dim: int) -> ExactKernel:
-    return torch_kernel(Use(device, dtype, head_dim, train=True))
+def _exact(device: str, dtype: torch.dtype, head_dim: int, scores: Scores) -> ExactKernel:
+    return torch_kernel(Use(device, dtype, head_dim, train=True, scores=scores))
 
 
 def _row_blocks(
@@ -193,7 +195,7 @@ def _index(tokens: Steps) -> Tensor:
 
 
 def _add_bias(
-    queries: Queries, keys: Pair, spans: Spans, causal: bool, sums: NDArray[np.float32]
+    queries: Queries, keys: Pair, spans: Spans, task: SpanTask, sums: NDArray[np.float32]
 ) -> None:
     """Add the score gradients of each run of one head to sums (B, runs), tile by tile.
 
@@ -205,11 +207,12 @@ def _add_bias(
         columns = _index(ranges(spans.start[runs], spans.count[runs])).to(q.device)
         grad, own, out, lse = (tensor[:, rows].to(dtype) for tensor in queries)
         k, v = (tensor[:, columns].to(dtype) for tensor in keys)
-        scores = own @ k.mT / math.sqrt(q.shape[-1])
-        if causal:
+        scores = task.scores.of(own @ k.mT * task.scores.scale_for(q.shape[-1]))
+        slopes = task.scores.slopes(scores)
+        if task.causal:
             positions = torch.arange(start, start + count, device=q.device)
             scores = scores.masked_fill(columns > positions[:, None], -math.inf)
-        d_weights = grad @ v.mT - (grad * out).sum(-1, keepdim=True)
+        d_weights = (grad @ v.mT - (grad * out).sum(-1, keepdim=True)) * slopes
         of_keys = (torch.exp(scores - lse[..., None]) * d_weights).sum(-2).float().cpu().numpy()
         firsts = np.cumsum(spans.count[runs]) - spans.count[runs]
         sums[:, runs] += np.add.reduceat(of_keys, firsts, axis=1)

@@ -20,6 +20,7 @@ import triton
 from torch import Tensor
 
 from longseq_bench.core.errors import UnsupportedError
+from longseq_bench.core.workload import PLAIN_SCORES, Scores
 from longseq_bench.kernels import triton_kernels, triton_merge
 from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple
 from longseq_bench.kernels.spans import check_shapes
@@ -56,8 +57,8 @@ class TritonBlocks:
     kernels don't support, KernelLimitError for a launch that is too large.
     """
 
-    def __init__(self, layouts: Sequence[BlockLayout]) -> None:
-        self.layouts = tuple(layouts)
+    def __init__(self, layouts: Sequence[BlockLayout], scores: Scores = PLAIN_SCORES) -> None:
+        self.layouts, self._scores = tuple(layouts), scores
         one, *_ = layouts  # an attention makes all of its layouts with the same sizes
         self.seq_len, self.block, self.causal = one.seq_len, one.block, one.causal
         if self.block not in BLOCKS:
@@ -151,9 +152,10 @@ class TritonBlocks:
             if key in self._launches:
                 self._launches[key](*tensors, *lists)
                 return
-            sizes = (q.shape[2], q.shape[1], items.count, items.slots, q.shape[3] ** -0.5)
+            scale, cap = self._scores.factors(q.shape[3])
+            sizes = (q.shape[2], q.shape[1], items.count, items.slots, scale)
             is_short = self.seq_len % self.block != 0
-            fixed = self._constants(q) | constants | {"GROUP": q.shape[1] // k.shape[1]}
+            fixed = self._constants(q) | constants | {"GROUP": q.shape[1] // k.shape[1], "CAP": cap}
             fixed |= {"SPLIT": items.slots > 0, "CAUSAL": self.causal, "TAIL": is_short}
 
             def run(tile: Shape) -> None:

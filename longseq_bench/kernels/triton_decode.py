@@ -20,9 +20,12 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import tensor
 
+from longseq_bench.core.workload import PLAIN_SCORES, Scores
 from longseq_bench.kernels.decode import MAX_ROWS, SeenKeys, choose_splits, is_latent
+from longseq_bench.kernels.triton_kernels import capped
 from longseq_bench.kernels.triton_tiles import Launch, Shape, on_device
 
+Parts = tuple[SeenKeys, ...]
 PROGRAMS_PER_MULTIPROCESSOR = 4
 _LOG2_E = tl.constexpr(1 / math.log(2))
 _LOG_2 = tl.constexpr(math.log(2))
@@ -45,7 +48,7 @@ def _split(
     stop: tensor, q_strides: tl.tuple, k_strides: tl.tuple, v_strides: tl.tuple, splits: tensor,
     kv_heads: tensor, rows: tensor, queries: tensor, scale: tensor, DIM: tl.constexpr,
     WIDE: tl.constexpr, V_DIM: tl.constexpr, V_WIDE: tl.constexpr, REST: tl.constexpr,
-    REST_WIDE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    REST_WIDE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, CAP: tl.constexpr,
 ) -> tensor:  # fmt: skip
     """Compute M query rows of one KV head with one split of its keys, N at a time.
 
@@ -81,7 +84,7 @@ def _split(
         if REST:
             rest = _load(k, key * k_strides[2], exists, DIM, REST, REST_WIDE)
             scores += tl.dot(own_rest, tl.trans(rest), input_precision="ieee")
-        scores *= scale * _LOG2_E
+        scores = capped(scores, CAP) * (scale * _LOG2_E)
         visible = exists[None, :] & (key[None, :] >= from_key[:, None])
         visible = visible & (key[None, :] < stop_key[:, None])
         scores = tl.where(visible, scores, float("-inf"))
@@ -133,20 +136,16 @@ def _join(
     tl.store(joined_lse + row, largest + tl.log(total))
 
 
-Parts = tuple[SeenKeys, ...]
-
-
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, parts: Parts, dtype: torch.dtype, scale: float | None = None
+    q: Tensor, k: Tensor, v: Tensor, parts: Parts, dtype: torch.dtype, scores: Scores = PLAIN_SCORES
 ) -> tuple[Tensor, Tensor]:
     """Return the output (B, Hq, m, Dv) in a dtype, and the log-sum-exp (B, Hq, m) in float32.
 
-    parts: sets of keys that do not overlap.  scale: of q·k; None: 1/√D.  decode.cuda_limit_reason
-    says what is not supported.
+    parts: sets of keys that do not overlap.  decode.cuda_limit_reason says what is not supported.
     """
     shapes, strides = (q.shape, k.shape, v.shape), (q.stride()[:3], k.stride()[:3], v.stride()[:3])
-    scores = q.shape[3] ** -0.5 if scale is None else scale, is_latent(k, v)
-    splits, tables, split, join = _step(parts, q.device, q.dtype, shapes, strides, dtype, *scores)
+    factors = scores.factors(q.shape[3]), is_latent(k, v)
+    splits, tables, split, join = _step(parts, q.device, q.dtype, shapes, strides, dtype, *factors)
     shape = (*q.shape[:3], v.shape[3])
     joined = torch.empty(shape, dtype=dtype, device=q.device)
     joined_lse = torch.empty(shape[:3], dtype=torch.float32, device=q.device)
@@ -167,11 +166,12 @@ def _step(
 ) -> tuple[int, list[Tensor], Launch, Launch]:
     """Prepare steps of one shape: on the host that takes longer than to start both kernels.
 
-    of_tensors: shapes and strides of q, k and v, dtype of the output, scale, and if k is a latent.
+    of_tensors: shapes and strides of q, k and v, dtype of the output, factor and cap of q·k, and if
+    k is a latent.
     Returns the number of splits; keys and part of each, with the keys that tokens see of a part;
     the launches.
     """
-    (q_shape, k_shape, (*_, v_dim)), strides, _, scale, latent = of_tensors
+    (q_shape, k_shape, (*_, v_dim)), strides, _, (scale, cap), latent = of_tensors
     (batch, heads, queries, dim), kv_heads = q_shape, k_shape[1]
     rows, rest = heads // kv_heads * queries, dim - v_dim if latent else 0
     dim -= rest
@@ -188,7 +188,7 @@ def _step(
     tables = [torch.from_numpy(np.asarray(a, dtype=np.int64)).to(device) for a in arrays]
     splits, v_wide = len(ranges), _wide(v_dim)
     sizes = splits, kv_heads, rows, queries, scale
-    constants = {"DIM": dim, "WIDE": _wide(dim), "V_DIM": v_dim, "V_WIDE": v_wide}
+    constants = {"DIM": dim, "WIDE": _wide(dim), "V_DIM": v_dim, "V_WIDE": v_wide, "CAP": cap}
     constants |= {"REST": rest, "REST_WIDE": _wide(rest)}
     constants |= {"M": tile.queries, "N": tile.keys, **tile.options}
     split = Launch(_split, splits * units, (*strides, *sizes), constants)

@@ -151,12 +151,28 @@ def _count_keys_of_last(
 
 
 @jit
+def capped(products: tensor, CAP: tl.constexpr) -> tensor:
+    """Return CAP * tanh(products / CAP), where 0 is no cap; tanh itself is not everywhere.
+
+    Near 0 the exponentials cancel; there is its series.
+    """
+    if CAP == 0:
+        return products
+    x = products / CAP
+    size, y = tl.abs(x), x * x
+    e = tl.exp2(-2 * size * _LOG2_E)
+    large = tl.where(x < 0, e - 1, 1 - e) / (1 + e)
+    series = ((62 / 2835 * y - 17 / 315) * y + 2 / 15) * y - 1 / 3
+    return tl.where(size < 0.25, x + x * y * series, large) * CAP
+
+
+@jit
 def _attend(
     q: tensor, sums: tensor, row_max: tensor, row_sum: tensor, k: tensor, v: tensor,
     k_stride: tensor, v_stride: tensor, indices: tensor, begin: tensor, end: tensor,
     query: tensor, seq_len: tensor, scale: tensor, BLOCK: tl.constexpr, DIM: tl.constexpr,
     WIDE: tl.constexpr, CAUSAL: tl.constexpr, TAIL: tl.constexpr, M: tl.constexpr,
-    N: tl.constexpr,
+    N: tl.constexpr, CAP: tl.constexpr,
 ) -> tensor:  # fmt: skip
     """Continue the online softmax over the tiles [begin, end) of a list of key blocks.
 
@@ -168,7 +184,7 @@ def _attend(
         key = block.to(tl.int64) * BLOCK + tile % PARTS * N
         block = tl.load(indices + tl.minimum(tile + 1, end - 1) // PARTS)
         keys = load(k, key, k_stride, seq_len, N, DIM, WIDE, TAIL)
-        scores = tl.dot(q, tl.trans(keys), input_precision="ieee")
+        scores = capped(tl.dot(q, tl.trans(keys), input_precision="ieee"), CAP)
         if CAUSAL or TAIL:
             mask = _pair_mask(query, key, seq_len, M, N, CAUSAL, TAIL)
             scores = tl.where(mask, scores, float("-inf"))
@@ -192,7 +208,7 @@ def forward(
     slots: tensor, scale: tensor, GROUP: tl.constexpr, SHARED: tl.constexpr,
     SPLIT: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr,
     CAUSAL: tl.constexpr, TAIL: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    KEEP_LSE: tl.constexpr,
+    CAP: tl.constexpr, KEEP_LSE: tl.constexpr,
 ) -> tensor:  # fmt: skip
     """Compute the output and log-sum-exp of M queries of one head, or of a part of their keys."""
     PARTS: tl.constexpr = BLOCK // N
@@ -211,7 +227,7 @@ def forward(
     sums, row_max, row_sum = _attend(
         own, sums, row_max, row_sum, k, v, k_strides[2], v_strides[2], indices,
         begin * PARTS, unmasked * PARTS, query, seq_len, scale,
-        BLOCK, DIM, WIDE, False, False, M, N,
+        BLOCK, DIM, WIDE, False, False, M, N, CAP,
     )  # fmt: skip
     if CAUSAL or TAIL:
         last = tl.load(indices + end - 1).to(tl.int64) * BLOCK
@@ -219,7 +235,7 @@ def forward(
         sums, row_max, row_sum = _attend(
             own, sums, row_max, row_sum, k, v, k_strides[2], v_strides[2], indices,
             unmasked * PARTS, unmasked * PARTS + tl.cdiv(keys, N), query, seq_len, scale,
-            BLOCK, DIM, WIDE, CAUSAL, TAIL, M, N,
+            BLOCK, DIM, WIDE, CAUSAL, TAIL, M, N, CAP,
         )  # fmt: skip
     tokens = query + tl.arange(0, M)
     of_head = batch * heads + head
@@ -241,7 +257,7 @@ def _add_to_dq(
     dq: tensor, q: tensor, grad: tensor, lse: tensor, delta: tensor, k: tensor, v: tensor,
     k_stride: tensor, v_stride: tensor, indices: tensor, begin: tensor, end: tensor, query: tensor,
     seq_len: tensor, scale: tensor, BLOCK: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr,
-    CAUSAL: tl.constexpr, TAIL: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    CAUSAL: tl.constexpr, TAIL: tl.constexpr, M: tl.constexpr, N: tl.constexpr, CAP: tl.constexpr,
 ) -> tensor:  # fmt: skip
     """Add to dQ, unscaled, from the tiles [begin, end) of a list of key blocks."""
     PARTS: tl.constexpr = BLOCK // N
@@ -251,13 +267,16 @@ def _add_to_dq(
         block = tl.load(indices + tl.minimum(tile + 1, end - 1) // PARTS)
         keys = load(k, key, k_stride, seq_len, N, DIM, WIDE, TAIL)
         values = load(v, key, v_stride, seq_len, N, DIM, WIDE, TAIL)
-        scores = tl.dot(q, tl.trans(keys), input_precision="ieee")
+        products = capped(tl.dot(q, tl.trans(keys), input_precision="ieee"), CAP)
+        scores = products
         if CAUSAL or TAIL:
             mask = _pair_mask(query, key, seq_len, M, N, CAUSAL, TAIL)
             scores = tl.where(mask, scores, float("-inf"))
         weights = tl.exp2(scores * scale - lse[:, None])
         grad_weights = tl.dot(grad, tl.trans(values), input_precision="ieee")
         grad_scores = weights * (grad_weights - delta[:, None])
+        if CAP != 0:
+            grad_scores *= 1 - products / CAP * (products / CAP)
         dq = tl.dot(grad_scores.to(keys.dtype), keys, dq, input_precision="ieee")
     return dq
 
@@ -271,6 +290,7 @@ def backward_queries(
     heads: tensor, items: tensor, slots: tensor, scale: tensor, GROUP: tl.constexpr,
     SHARED: tl.constexpr, SPLIT: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr,
     WIDE: tl.constexpr, CAUSAL: tl.constexpr, TAIL: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    CAP: tl.constexpr,
 ) -> tensor:  # fmt: skip
     """Compute dQ of M queries of one head, and delta, the sum of out * grad_out, for dK.
 
@@ -298,7 +318,7 @@ def backward_queries(
     sums = _add_to_dq(
         sums, own, grad, own_lse, own_delta, k, v, k_strides[2], v_strides[2], indices,
         begin * PARTS, unmasked * PARTS, query, seq_len, scale * _LOG2_E,
-        BLOCK, DIM, WIDE, False, False, M, N,
+        BLOCK, DIM, WIDE, False, False, M, N, CAP,
     )  # fmt: skip
     if CAUSAL or TAIL:
         last = tl.load(indices + end - 1).to(tl.int64) * BLOCK
@@ -306,7 +326,7 @@ def backward_queries(
         sums = _add_to_dq(
             sums, own, grad, own_lse, own_delta, k, v, k_strides[2], v_strides[2], indices,
             unmasked * PARTS, unmasked * PARTS + tl.cdiv(keys, N), query, seq_len, scale * _LOG2_E,
-            BLOCK, DIM, WIDE, CAUSAL, TAIL, M, N,
+            BLOCK, DIM, WIDE, CAUSAL, TAIL, M, N, CAP,
         )  # fmt: skip
     if SPLIT and slot >= 0:
         own_slot = ((batch * heads + head) * slots + slot) * BLOCK * DIM
@@ -342,6 +362,7 @@ def _add_to_dkv(
     gap: tensor, skipped: tensor, key: tensor, seq_len: tensor, scale: tensor,
     GROUP: tl.constexpr, SHARED: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr,
     WIDE: tl.constexpr, CAUSAL: tl.constexpr, TAIL: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    CAP: tl.constexpr,
 ) -> tensor:  # fmt: skip
     """Add to dK, unscaled, and dV of N keys from the turns [begin, end) of a column's list.
 
@@ -361,7 +382,8 @@ def _add_to_dkv(
         row = own * seq_len.to(tl.int64)
         row_lse = _load_lse(lse + row, own_query, seq_len, M, TAIL)
         row_delta = _load_row(delta + row, own_query, seq_len, 0.0, M, TAIL)
-        scores = tl.dot(k, tl.trans(queries), input_precision="ieee")
+        products = capped(tl.dot(k, tl.trans(queries), input_precision="ieee"), CAP)
+        scores = products
         if CAUSAL:
             later = (key + tl.arange(0, N))[:, None] > (own_query + tl.arange(0, M))[None, :]
             scores = tl.where(later, float("-inf"), scores)
@@ -369,6 +391,8 @@ def _add_to_dkv(
         dv = tl.dot(weights.to(grad.dtype), grad, dv, input_precision="ieee")
         grad_weights = tl.dot(v, tl.trans(grad), input_precision="ieee")
         grad_scores = weights * (grad_weights - row_delta[None, :])
+        if CAP != 0:
+            grad_scores *= 1 - products / CAP * (products / CAP)
         dk = tl.dot(grad_scores.to(queries.dtype), queries, dk, input_precision="ieee")
     return dk, dv
 
@@ -382,7 +406,7 @@ def backward_keys(
     seq_len: tensor, heads: tensor, items: tensor, slots: tensor, scale: tensor,
     GROUP: tl.constexpr, SHARED: tl.constexpr, SPLIT: tl.constexpr, BLOCK: tl.constexpr,
     DIM: tl.constexpr, WIDE: tl.constexpr, CAUSAL: tl.constexpr, TAIL: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, CAP: tl.constexpr,
 ) -> tensor:  # fmt: skip
     """Compute dK and dV of N keys of one KV head from every query head of its group."""
     TURNS: tl.constexpr = BLOCK // M * (GROUP if SHARED else 1)
@@ -403,7 +427,7 @@ def backward_keys(
     k_sums, v_sums = _add_to_dkv(
         k_sums, v_sums, keys, values, q, grad_out, q_strides, grad_strides, lse + row, delta + row,
         indices, start * TURNS, stop * TURNS, stop * TURNS, 0, key, seq_len, scale_2,
-        GROUP, SHARED, BLOCK, DIM, WIDE, False, False, M, N,
+        GROUP, SHARED, BLOCK, DIM, WIDE, False, False, M, N, CAP,
     )  # fmt: skip
     if CAUSAL or TAIL:
         # the blocks before `start`, and those from `stop`
@@ -412,7 +436,7 @@ def backward_keys(
             k_sums, v_sums, keys, values, q, grad_out, q_strides, grad_strides, lse + row,
             delta + row, indices, begin * TURNS, begin * TURNS + masked, start * TURNS,
             (stop - start) * TURNS, key, seq_len, scale_2,
-            GROUP, SHARED, BLOCK, DIM, WIDE, CAUSAL, TAIL, M, N,
+            GROUP, SHARED, BLOCK, DIM, WIDE, CAUSAL, TAIL, M, N, CAP,
         )  # fmt: skip
     if SPLIT and slot >= 0:
         own_slot = ((batch * (heads // GROUP) + head) * slots + slot) * BLOCK * DIM

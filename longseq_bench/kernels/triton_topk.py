@@ -23,6 +23,7 @@ from torch import Tensor
 from triton.language import tensor
 from typing_extensions import override
 
+from longseq_bench.core.workload import PLAIN_SCORES, Scores
 from longseq_bench.kernels.triton_blocks import TritonBlocks
 from longseq_bench.kernels.triton_kernels import jit
 from longseq_bench.kernels.triton_tiles import Launch, on_device
@@ -165,8 +166,8 @@ class TopBlocks(TritonBlocks):
 
     indices: Tensor  # (heads, kept blocks)
 
-    def __init__(self, places: BlockLayout, heads: int) -> None:
-        super().__init__([places] * heads)
+    def __init__(self, places: BlockLayout, heads: int, scores: Scores = PLAIN_SCORES) -> None:
+        super().__init__([places] * heads, scores)
         self._places: dict[torch.device, Tensor] = {}
 
     def choose(self, queries: Tensor, keys: Tensor) -> TopBlocks:

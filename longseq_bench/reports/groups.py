@@ -24,8 +24,8 @@ def split_names(names: str) -> tuple[str, ...]:
 
 
 SAME_TABLE = split_names(
-    "fingerprint device mode new_tokens dtype mask sink batch heads kv_heads head_dim v_head_dim "
-    "latent model memory_budget time_budget threads fit_only"
+    "fingerprint device mode new_tokens dtype mask sink soft_cap batch heads kv_heads head_dim "
+    "v_head_dim latent model memory_budget time_budget threads fit_only"
 )
 SIMILAR_DENSITY = 0.9
 """Fraction of the highest density; rows at or above it are treated as equally sparse."""
@@ -91,6 +91,7 @@ def _describe_fields(
     yield of("dtype", row.dtype)
     yield of("mask", mask_words(row.mask))
     yield of("sink", "sinks" if row.sink else "", "no sinks")
+    yield of("soft_cap", f"soft cap {row.soft_cap:g}" if row.soft_cap else "", "no soft cap")
     yield of("batch", f"batch {row.batch}")
     yield of("heads kv_heads head_dim v_head_dim latent", heads)
     yield of("device", row.device)

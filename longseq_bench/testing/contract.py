@@ -175,14 +175,16 @@ class ImplementationContract:
             assert cost.flops == pytest.approx(4 * HEAD_DIM * BATCH * float(pairs.sum()))
             assert cost.floor_bytes == 2 * BATCH * kv_heads * 150 * HEAD_DIM * w.dtype_bytes
 
-    def test_sinks_are_right_or_refused(self, implementation: Any, options: Options) -> None:
-        """The output and all gradients, also that of the sinks."""
-        w = make_workload(150, causal=True, kv_heads=2, mode="train", sink=True)
+    @pytest.mark.parametrize("part", [{"sink": True}, {"soft_cap": 0.7}], ids=["sink", "cap"])
+    def test_sinks_and_a_soft_cap_are_right_or_refused(
+        self, implementation: Any, options: Options, part: dict[str, Any]
+    ) -> None:
+        """The output and all gradients, also that of the sinks; many scores are above the cap."""
+        w = make_workload(150, causal=True, kv_heads=2, mode="train", **part)
         try:
-            build_attention(implementation, options, w)
+            assert_equals_reference(implementation, options, w)
         except UnsupportedError as refused:
             pytest.skip(str(refused))
-        assert_equals_reference(implementation, options, w)
 
     def test_longer_than_a_tile(self, implementation: Any, options: Options) -> None:
         """Several tiles, the last one short, with three heads on one KV head."""

@@ -94,7 +94,7 @@ def compute_reference(
         leaves = dict(zip("qkv", make_inputs(workload), strict=True))
         leaves |= {f"W{n}": t for n, t in projections.items()}
         leaves = {n: t.detach().double().requires_grad_(workload.train) for n, t in leaves.items()}
-        out = _attend(pairs, leaves, workload.scale)
+        out = _attend(pairs, leaves, workload.scale, workload.soft_cap)
         _REFERENCES[key] = {"out": out.detach()}
         if workload.train:
             grad_out = make_output_gradient(workload).double()
@@ -103,7 +103,9 @@ def compute_reference(
     return _REFERENCES[key]
 
 
-def _attend(pairs: Tensor, leaves: dict[str, Tensor], scale: float) -> Tensor:
+def _attend(
+    pairs: Tensor, leaves: dict[str, Tensor], scale: float, soft_cap: float | None
+) -> Tensor:
     """Return softmax over the visible pairs, between projections if there are any."""
 
     def project(name: str, tensor: Tensor) -> Tensor:
@@ -112,6 +114,8 @@ def _attend(pairs: Tensor, leaves: dict[str, Tensor], scale: float) -> Tensor:
     q, k, v = (project(name, leaves[name]) for name in "qkv")
     k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
     scores = torch.einsum("bhid,bhjd->bhij", q, k) * scale
+    if soft_cap:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
     weights = pairs * torch.exp(scores)
     total = weights.sum(-1, keepdim=True)
     if "Wsink" in leaves:

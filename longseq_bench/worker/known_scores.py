@@ -36,6 +36,12 @@ rounds long sums of few different numbers to one side.
 
 Scores of the columns of a latent that are its value are seen by random inputs alone, of which
 decode has all rows in float64.
+
+With a soft cap two-level rows have a negative number, a multiple of t, in the column of ones too:
+it would move both scores alike without the cap, and brings them to its curve and near -cap, where a
+masked key would be if it were capped. Then e_i is of the capped scores, and dS has their slopes.
+The largest score of a matching row is 0 there, others are -16 or less before the cap. A cap below
+LEAST_CAP has no matching rows, and none has one beside a sink.
 """
 
 import math
@@ -52,7 +58,9 @@ from longseq_bench.core.cost import mask_pairs
 from longseq_bench.core.model import DType, Workload
 from longseq_bench.patterns import Ints
 from longseq_bench.patterns.visible_keys import visible_keys
+from longseq_bench.worker.check import UNIT
 from longseq_bench.worker.prefix_sums import PrefixSums
+from longseq_bench.worker.reference import LEAST_SLOPE
 from longseq_bench.worker.special_inputs import SpecialInputs, chunk_rows
 
 MATCHING, TWO_LEVEL, EQUAL = "matching scores", "two-level scores", "equal scores"
@@ -80,7 +88,10 @@ OUTLIER = 512.0
 _STREAMS = 32
 """Columns of values that differ; more would lengthen sums over all positions."""
 
-_LARGEST_SCORE, _OFFSET = 200.0, 20.0
+LEAST_CAP, _LARGEST_CAPPED = 20.0, 128.0
+"""Soft cap below which no rows match; scores before a cap that two-level rows have, at most."""
+
+_LARGEST_SCORE, _OFFSET, _CAPPED_FACTOR = 200.0, 20.0, 8.0
 _VALUES, _GRADIENTS, _NUMBERS, _PLACES = range(4)
 _ODD = 0x27D4EB2F
 _GOLDEN = -0x61C8864680B583EB
@@ -113,6 +124,17 @@ class KnownScores(SpecialInputs):
         self._has_outliers = name not in (TWO_LEVEL, EQUAL) and d >= self._bits + 5
         if self._has_outliers:
             self._u[-1] = 0
+        # sinks are far from scores that are near a cap
+        self._is_capped = bool(workload.soft_cap) and not workload.sink
+        if self._is_capped and (cap := workload.soft_cap):
+            self._factor = 2.0 ** math.ceil(math.log2(_CAPPED_FACTOR * root))
+            # up to where a masked key would have a weight, if its score were the cap
+            reach = min(cap * math.atanh(max(0.75, 1 - 2 / cap)), _LARGEST_CAPPED)
+            reach /= 1 if name == MIXED or cap < LEAST_CAP else 2
+            self._u[self._bits : self._bits + 1] = -(2.0 ** round(math.log2(reach / 3.75)))
+        of_t = 1 + float(self._u[self._bits : self._bits + 1].abs().sum())
+        largest = 3.75 * self._largest_t * of_t / root
+        self._largest_capped = min(workload.soft_cap or 0.0, largest)
         has_unique_codes = workload.seq_len <= 2 ** (self._bits - 1)
         if name == TWO_LEVEL:
             self.gradients = "dq", "dk", "dv"
@@ -142,8 +164,10 @@ class KnownScores(SpecialInputs):
 
     @override
     def allowed(self, name: str, dtype: DType, positions: Tensor) -> Tensor:
-        is_hard = self._is_matching(positions) & (dtype == "float32")
-        return torch.where(is_hard, MATCHING_TOLERANCE, super().allowed(name, dtype, positions))
+        is_matching, allowed = self._is_matching(positions), super().allowed(name, dtype, positions)
+        rounded = (3.0 if name == "out" else 1.5) * UNIT[dtype] * self._largest_capped
+        allowed = torch.where(is_matching, allowed, allowed + rounded)
+        return torch.where(is_matching & (dtype == "float32"), MATCHING_TOLERANCE, allowed)
 
     def _is_matching(self, positions: Tensor) -> Tensor:
         if self.name in (MIXED, EXCHANGED):
@@ -196,12 +220,14 @@ class KnownScores(SpecialInputs):
             if self._has_outliers:
                 matching[:, -1] = 0
             matching[:, 0] = 4 * matching[:, 0] - 2 * self._factor
-            levels = _bits(positions, 13, 4)[:, None]
-            offsets = levels * self._offset
+            steps = _bits(positions, 13, 4)[:, None]
+            offsets = steps * self._offset
             if self.workload.sink:
                 of_bits = self._bits - 1 + 2 * self._class(self._targets(positions))[:, None]
-                steps = levels - 9 + 3 * self._is_above_sink(positions)[:, None]
+                steps = steps - 9 + 3 * self._is_above_sink(positions)[:, None]
                 offsets = of_bits * self._factor - steps * self._offset
+            if self._is_capped:  # the largest score is 0
+                offsets = self._bits * self._factor + matching[:, :1] / 2
             matching[:, self._bits : self._bits + 1] = -offsets
             levels = self._temperatures(positions)[:, None] * self._u.to(positions.device)
         rows = torch.where(self._is_matching(positions)[:, None], matching, levels.float())
@@ -216,7 +242,8 @@ class KnownScores(SpecialInputs):
         bits = self._codes(positions)[:, None] >> torch.arange(self._bits, device=rows.device)
         rows[:, : self._bits] = 2.0 * (bits & 1) - 1
         rows[:, 0] = bits[:, 0] & 1
-        rows[:, self._bits : self._bits + 1] = self.name != TWO_LEVEL
+        has_ones = self.name != TWO_LEVEL or self._is_capped
+        rows[:, self._bits : self._bits + 1] = has_ones
         if self._has_outliers:
             rows[:, -1] = OUTLIER * (1 - 2 * _bits(positions, 17, 1))
         return rows
@@ -250,7 +277,15 @@ class KnownScores(SpecialInputs):
 
     def _ratio(self, queries: Tensor) -> Tensor:
         """Return the weight of a key of class 1 over that of one of class 0."""
-        return (self._temperatures(queries) * self.workload.scale).exp()
+        low, high = self._levels(queries).unbind(1)
+        return (high - low).exp()
+
+    def _levels(self, queries: Tensor) -> Tensor:
+        """Return the scores of keys of class 0 and of class 1, (n, 2)."""
+        shared = self._u[self._bits : self._bits + 1].sum().to(queries.device)
+        products = self._temperatures(queries)[:, None] * torch.stack([shared, shared + 1])
+        scores: Tensor = self.workload.scores.of(products * self.workload.scale)
+        return scores
 
     def _seen_sums(self, sums: PrefixSums, queries: Tensor) -> tuple[Tensor, Tensor]:
         """Return sums over the keys of each class that a query sees, two of (n, C)."""
@@ -285,11 +320,14 @@ class KnownScores(SpecialInputs):
         plain, rare = self._seen_sums(self._keys_before, queries)
         e = self._ratio(queries)[:, None]
         total, sum_a = (plain + e * rare)[:, :2].chunk(2, 1)
-        of_w = self._weights(queries)[:, None] / total
-        of_t = of_w * self._temperatures(queries)[:, None]
-        terms = torch.cat([of_t, of_t * sum_a / total, of_w, of_t.abs(), of_w.abs()], 1)
-        squares = torch.cat([of_t, of_w], 1) ** 2
-        return torch.cat([terms, squares, e * terms, e**2 * squares], 1)
+        slopes = self.workload.scores.slopes(self._levels(queries)).split(1, 1)
+        of_w, found = self._weights(queries)[:, None] / total, []
+        for weight, slope in zip((torch.ones_like(e), e), slopes, strict=True):
+            of_t = of_w * self._temperatures(queries)[:, None]
+            size, of_t = of_t * slope.clamp_min(LEAST_SLOPE), of_t * slope
+            terms = torch.cat([of_t, of_t * sum_a / total, of_w, size.abs(), of_w.abs()], 1)
+            found += [weight * terms, (weight * torch.cat([size, of_w], 1)) ** 2]
+        return torch.cat(found, 1)
 
     def _gradient(self, name: str, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return rows of a gradient, and their magnitudes.
@@ -311,18 +349,22 @@ class KnownScores(SpecialInputs):
         a, length = self._a(positions)[:, 0], float(self._x.norm())
         # a single a may be 0
         size = a.abs().clamp_min(length) * _size(square_t, of_t)
-        return (a * t - t_mean)[:, None] * u, u.max() * size
+        return (a * t - t_mean)[:, None] * u, u.abs().max() * size
 
     def _dq(self, queries: Tensor) -> tuple[Tensor, Tensor]:
         plain, rare = self._seen_sums(self._keys_before, queries)
-        sums = plain + self._ratio(queries)[:, None] * rare
-        (total, sum_a), (c, a_c) = sums[:, :2].chunk(2, 1), sums[:, 2:].chunk(2, 1)
+        rare *= self._ratio(queries)[:, None]
+        low, high = self.workload.scores.slopes(self._levels(queries)).split(1, 1)
+        total, sum_a = (plain + rare)[:, :2].chunk(2, 1)
+        of_one, (c, a_c) = (sums := low * plain + high * rare)[:, :2], sums[:, 2:].chunk(2, 1)
+        if self._is_capped:  # the column of ones
+            c, a_c = torch.cat([c, of_one[:, :1]], 1), torch.cat([a_c, of_one[:, 1:]], 1)
         w = self._weights(queries) / math.sqrt(self.workload.head_dim)
         rows = (w[:, None] / total) * (a_c - sum_a / total * c)
         # errors of the output are a part of those of dq
         of_out = float(self._x.norm()) * w.abs() * self.expected("out", queries)[1]
-        rest = self.workload.head_dim - self._bits
-        return pad(rows, (0, rest)), of_out.maximum(rows.abs().amax(1))
+        rows = pad(rows, (0, self.workload.head_dim - rows.shape[1]))
+        return rows, of_out.maximum(rows.abs().amax(1))
 
 
 def choose_inputs(attention: Attention) -> list[SpecialInputs]:
@@ -335,6 +377,8 @@ def choose_inputs(attention: Attention) -> list[SpecialInputs]:
     is_short = w.seq_len <= MAX_FLOAT16_TOKENS or attention.coarsest_dtype != "float16"
     has_levels = attention.is_exact and is_short
     rest = [EQUAL if has_matrices else TWO_LEVEL] if has_levels else []
+    can_match = (w.soft_cap or math.inf) >= LEAST_CAP and not (w.soft_cap and w.sink)
+    has_matching = has_matching and can_match
     if not has_matching or not (attention.is_exact or attention.sees_itself):
         return [SpecialInputs(w), *(KnownScores(w, name) for name in rest)]
     if w.train:

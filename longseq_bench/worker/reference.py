@@ -41,6 +41,8 @@ MIN_FREE_BYTES = 2**30
 """Free memory with which a GPU checks by itself: it takes some 700 MB at the limits above."""
 SLAB_ELEMENTS = 2**22
 """Elements (batch, heads, rows, head_dim) of the rows that are computed together."""
+LEAST_SLOPE = 0.1
+"""Slope of a capped score in a gradient's magnitude, at least: 1 - (z'/c)² has the error of 1."""
 
 Part = tuple[slice, Tensor | None, dict[int, Tensor] | None]
 """`at`, `kept` and `seen` of a KeyChunk."""
@@ -270,7 +272,8 @@ class CheckedRows:
 
     dS = P (dO·v - dO·out) cancels: between its terms if a row sees few keys, and within each dot
     product; the terms of dv cancel by chance. So squares of terms are summed too; they bound the
-    rounding error. dO·out is called delta, as in FlashAttention-2.
+    rounding error. dO·out is called delta, as in FlashAttention-2. With a soft cap c, dS is that of
+    the capped score z', times 1 - (z'/c)².
     """
 
     def __init__(
@@ -295,7 +298,7 @@ class CheckedRows:
             values = self._round(chunk.values)
             values = values if dtype else torch.cat([values, values.abs()], 1)
             for head, row in reference.head_blocks(chunk, batch):
-                scores = self._scores(chunk, head, row)
+                scores, _ = self._scores(chunk, head, row)
                 old_max = row_max[row].clone()
                 row_max[row] = old_max if exact else old_max.maximum(scores.amax(-1, keepdim=True))
                 scale, weights = (_exp_inplace(t, row_max[row]) for t in (old_max, scores))
@@ -339,9 +342,12 @@ class CheckedRows:
         dv, dv_squares = values.new_zeros(2, *values.shape)
         for head, row in reference.heads_of(chunk, self._batch):
             q, d_attended = self._q[row], self._d_attended[row]
-            weights = _exp_inplace(self._scores(chunk, head, row), self._lse[row])
+            scores, slopes = self._scores(chunk, head, row)
+            weights = _exp_inplace(scores, self._lse[row])
             d_weights = self._round(d_attended @ values.T)
             d_scores = self._round(weights * (d_weights - self._delta[row]))
+            if slopes is not None:
+                d_scores = self._round(d_scores * slopes)
             dk = self._round(dk + self._round(d_scores.T @ q * scale))
             dv = self._round(dv + self._round(self._round(weights).T @ d_attended))
             if chunk.is_counted:
@@ -350,6 +356,8 @@ class CheckedRows:
                 continue
             squared = d_attended.square() @ values.square().T + self._delta_squares[row]
             terms = (weights * scale).square() * squared
+            if slopes is not None:
+                terms *= slopes.clamp_min(LEAST_SLOPE).square()
             dk_squares += terms.T @ q.square()
             dv_squares += weights.square().T @ d_attended.square()
             if chunk.is_counted:
@@ -369,15 +377,21 @@ class CheckedRows:
     def _round(self, tensor: Tensor) -> Tensor:
         return tensor.float().to(self._dtype).float() if self._dtype else tensor
 
-    def _scores(self, chunk: KeyChunk, head: int, row: tuple[int, int | slice]) -> Tensor:
-        """Return the scores (..., R, K) plus the logarithm of each key's multiplicity."""
-        scale = self._reference.scale
+    def _scores(
+        self, chunk: KeyChunk, head: int, row: tuple[int, int | slice]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the scores (..., R, K) plus the logarithm of each multiplicity, and slopes."""
+        scale, parts = self._reference.scale, self._reference.workload.scores
         if self._dtype:
             scores = self._round(self._round(self._q[row] @ self._round(chunk.keys).T) * scale)
         else:
             scores = (self._q[row] * scale) @ chunk.keys.T
+        scores, slopes = parts.of(scores), None
+        if parts.soft_cap:
+            scores = self._round(scores)
+            slopes = parts.slopes(scores)
         seen = self._reference.log_multiplicity(chunk, head)
-        return scores if seen is None else scores.add_(seen.to(scores))
+        return scores if seen is None else scores.add_(seen.to(scores)), slopes
 
     def _add_to_matrix(self, name: str, x: Tensor, gradient: Tensor, squares: Tensor) -> None:
         """Add to a matrix's gradient, given its input x and the gradient of the product."""

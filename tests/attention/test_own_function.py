@@ -60,17 +60,18 @@ def test_a_function_may_take_sinks(tmp_path: Path) -> None:
 def test_a_function_is_given_what_it_names(tmp_path: Path) -> None:
     text = (
         "seen = {}\n"
-        "def f(q, k, v, is_causal, *, grouped_heads, scale, rank, world_size, group, n=3, x=[1]):\n"
+        "def f(q, k, v, is_causal, *, grouped_heads, scale, rank, world_size, group, soft_cap,\n"
+        "      n=3, x=[1]):\n"
         "    seen.update(locals())\n    return q\n"
     )
-    attention = build(tmp_path, text, causal=True, kv_heads=2)
+    attention = build(tmp_path, text, causal=True, kv_heads=2, soft_cap=5.0)
     q, k, v = make_inputs(attention.workload)
     attention(q, k, v)
     function: Any = type(attention).function  # type: ignore[attr-defined]
     seen = function.__globals__["seen"]
     assert {n: value for n, value in seen.items() if n not in "qkv"} == {
         "is_causal": True, "grouped_heads": True, "scale": 8**-0.5, "rank": 0, "world_size": 1,
-        "group": None, "n": 3, "x": [1],
+        "group": None, "soft_cap": 5.0, "n": 3, "x": [1],
     }  # fmt: skip
     assert all(seen[n] is t for n, t in zip("qkv", (q, k, v), strict=True))
 

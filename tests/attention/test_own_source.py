@@ -67,7 +67,11 @@ def test_parameters_that_longseq_passes_are_no_options() -> None:
     text = "def f(q, k, v, causal, scale=None, *, group, enable_gqa, sinks, **more): pass"
     found = describe(text)
     assert found.options == ()
-    assert [reason.split("`")[1] for reason in found.missing] == ["attn_mask", "new_tokens"]
+    assert [reason.split("`")[1] for reason in found.missing] == [
+        "attn_mask",
+        "new_tokens",
+        "soft_cap",
+    ]
 
 
 def test_a_decorated_function_is_described_by_its_definition() -> None:
@@ -97,7 +101,7 @@ MISTAKES = [
     ("def f(q, k, v, bias): pass",
      "own.py:1: f needs an argument `bias`, which longseq does not pass; give it a default (it "
      "passes causal, is_causal, attn_mask, mask_mod, new_tokens, enable_gqa, grouped_heads, sinks, "
-     "group, scale, rank, world_size)"),
+     "soft_cap, group, scale, rank, world_size)"),
     ("\nimport no_such", "own.py:2: ModuleNotFoundError: No module named 'no_such'"),
     ("\nraise ValueError('one\\ntwo')", "own.py:2: ValueError: one two"),
     ("import sys\nsys.exit(3)", "own.py:2: SystemExit: 3"),

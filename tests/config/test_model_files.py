@@ -340,7 +340,6 @@ def test_values_that_contradict_each_other_are_refused(changes: Any, message: st
       "layers of kind 'spectral' (1) are not known here"),
      ({"num_kv_shared_layers": 10},
       "its last 10 layers read the caches of earlier ones; a step of decoding leaves them out"),
-     ({"attn_logit_softcapping": 50.0}, "its soft cap of the scores is not part of the workload"),
      ({"text_config": {"vocab_size": 9}}, "its language model is under text_config"),
      ({"index_topk": 64},
       "each query sees the 64 keys that an indexer picks; the workload sees all, and leaves "

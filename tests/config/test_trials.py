@@ -263,6 +263,9 @@ def test_assignments_are_names_and_text() -> None:
 
 
 def test_a_model_gives_a_workload_its_shape_and_keys_beside_it_override() -> None:
+    made = trials(SHORT + "workload: {model: gemma-2-9b, soft_cap: [50, 30, none]}\n")
+    assert [t.workload.soft_cap for t in made] == [50, 30, None]
+    assert made[2].workload.model == "gemma-2-9b with other soft_cap"
     made = trials(SHORT + "workload: {model: [qwen3-32b, gpt-oss-20b], kv_heads: [8, 0]}\n")
     shapes = [
         (t.workload.model, t.workload.heads, t.workload.kv_heads, t.workload.head_dim) for t in made

@@ -36,6 +36,7 @@ def test_every_field_of_a_trial_and_its_workload_changes_its_key() -> None:
     workload: dict[str, Any] = {
         "batch": 2, "heads": 16, "kv_heads": 4, "head_dim": 32, "dtype": "float16",
         "causal": True, "mode": "train", "mask": "sliding-window:4", "v_head_dim": 32, "sink": True,
+        "soft_cap": 50.0,
     }  # fmt: skip
     labels = {"model", "weights"}
     later = {"new_tokens", "layers", "latent"}

@@ -25,7 +25,12 @@ def assert_near(got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, counts: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool = False,
+    counts: Tensor | None = None,
+    soft_cap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention and its log-sum-exp, in the dtype of the inputs.
 
@@ -36,6 +41,8 @@ def forward(
     """
     k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    if soft_cap:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
     if counts is None:
         counts = torch.ones(scores.shape[-2:])
     counts = counts.to(scores.device)
@@ -49,11 +56,14 @@ def forward(
 
 
 def gradients(
-    tensors: Sequence[Tensor], grad_out: Tensor, counts: Tensor | None = None
+    tensors: Sequence[Tensor],
+    grad_out: Tensor,
+    counts: Tensor | None = None,
+    soft_cap: float | None = None,
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """Return output, log-sum-exp and gradients of q, k and v in float64."""
     q, k, v = (t.detach().double().requires_grad_() for t in tensors)
-    out, lse = forward(q, k, v, counts=counts)
+    out, lse = forward(q, k, v, counts=counts, soft_cap=soft_cap)
     grads = torch.autograd.grad(out, (q, k, v), grad_out.double())
     return out.detach(), lse.detach(), grads
 

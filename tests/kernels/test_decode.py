@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from longseq_bench.core.workload import PLAIN_SCORES, Scores
 from longseq_bench.kernels import decode
 from longseq_bench.kernels.decode import SeenKeys, choose_splits
 from tests.kernels.triton_interpreter import Interpreted
@@ -39,7 +40,7 @@ class Step:
     dim: int
     v_dim: int
     dtype: torch.dtype = torch.float32
-    scale: float | None = None
+    scores: Scores = PLAIN_SCORES
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         generator = torch.Generator().manual_seed(self.keys)
@@ -49,7 +50,7 @@ class Step:
         q, k, v = (
             torch.randn(self.batch, *shape, generator=generator).to(self.dtype) for shape in shapes
         )
-        return q, k, v if self.scale is None else k[..., : self.v_dim]
+        return q, k, v if self.scores.scale is None else k[..., : self.v_dim]
 
     def seen(self) -> SeenKeys:
         """Each new token sees other keys; the last of several sees none."""
@@ -67,7 +68,8 @@ STEPS = [
     Step(1, 5, 1, 2, 2100, 7, 5),
     Step(1, 3, 1, 1, 1, 80, 80),
     Step(1, 2, 2, 7, 64, 64, 40),
-    Step(2, 7, 1, 3, 1300, 57, 40, scale=0.2),
+    Step(2, 7, 1, 3, 1300, 57, 40, scores=Scores(scale=0.2)),
+    Step(1, 6, 2, 2, 700, 80, 64, scores=Scores(soft_cap=1.5)),
 ]
 
 
@@ -75,7 +77,8 @@ def define(step: Step) -> tuple[Tensor, Tensor]:
     """Return the output and log-sum-exp in float64, by the definition."""
     (q, k, v), seen = step.tensors(), step.seen()
     k, v = (t.double().repeat_interleave(step.heads // step.kv_heads, 1) for t in (k, v))
-    scores = q.double() @ k.mT * (step.scale or step.dim**-0.5)
+    scores, cap = q.double() @ k.mT * step.scores.scale_for(step.dim), step.scores.soft_cap
+    scores = cap * torch.tanh(scores / cap) if cap else scores
     keys = np.arange(step.keys)
     visible = (keys >= seen.first[:, None]) & (keys < seen.stop[:, None])
     scores = scores.masked_fill(~torch.from_numpy(visible), -math.inf)
@@ -93,9 +96,9 @@ def run_triton(
     if cut is not None:
         first = SeenKeys(np.minimum(seen.first, cut), np.minimum(seen.stop, cut))
         parts = first, SeenKeys(np.maximum(seen.first, cut), np.maximum(seen.stop, cut))
-    if step.scale:
+    if step.scores.scale:
         v = k[..., : step.v_dim]  # on the device, too, a part of k
-    out, lse = triton_decode.forward(q, k, v, parts, dtype, step.scale)
+    out, lse = triton_decode.forward(q, k, v, parts, dtype, step.scores)
     return out.cpu(), lse.cpu()
 
 
@@ -113,7 +116,8 @@ def test_equals_the_definition(step: Step, dtype: torch.dtype) -> None:
     if reason := decode.unavailable_reason(dtype):
         pytest.skip(reason)
     step = replace(step, dtype=dtype)
-    assert_defined(decode.forward(*step.tensors(), step.seen(), step.scale), step, TOLERANCE)
+    got = decode.forward(*step.tensors(), step.seen(), step.scores)
+    assert_defined(got, step, TOLERANCE)
 
 
 @compiled

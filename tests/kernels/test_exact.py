@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from longseq_bench.core.errors import KernelLimitError, UnknownNameError, UnsupportedError
+from longseq_bench.core.workload import Scores
 from longseq_bench.kernels import native
 from longseq_bench.kernels.exact import native as exact_native
 from longseq_bench.kernels.exact import torch_fused
@@ -181,6 +182,8 @@ def test_a_mask_goes_to_a_kernel_that_takes_it_and_the_record_says_so() -> None:
     [
         ("flesh", Use("cpu", torch.float32, 64, False), "did you mean 'flash'"),
         ("flash", Use("cpu", torch.float32, 64, False), "kernel=flash: it runs on cuda only"),
+        ("aten-flash-cpu", replace(Use("cpu", torch.float32, 64, False), scores=Scores(None, 5.0)),
+         "kernel=aten-flash-cpu: it computes no soft_cap; native, dense and flex do"),
         ("auto", Use("cuda", torch.bfloat16, 1, False),
          r"no kernel of exact attention takes head_dim 1 in bfloat16 on cuda \(.*"
          "efficient: it needs a head_dim that is a multiple of 8"),

@@ -18,6 +18,7 @@ from torch import Tensor
 from longseq_bench.attention.base import IMPLEMENTATIONS
 from longseq_bench.attention.decode import choose_kernel
 from longseq_bench.core.errors import KernelLimitError, UnsupportedError
+from longseq_bench.core.workload import Scores
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels.exact import _packages, flash_attn
 from longseq_bench.kernels.exact.base import KERNELS, ExactKernel, Use, select
@@ -134,6 +135,37 @@ def test_it_is_called_as_the_package_expects(kernel: ExactKernel, causal: bool) 
     grads = kernel.backward((grad_out, q, out, sliced), (k, v), causal)
     for one, other in zip((out, lse, *grads), (want, want_lse, *want_grads), strict=True):
         torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5)
+
+
+def test_a_soft_cap_is_given_to_the_packages_but_not_to_a_backward_that_ignores_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[Any] = []
+
+    def note(**arguments: Any) -> Any:
+        given.append(arguments["softcap"])
+        return (arguments["q"], arguments["q"][..., 0].transpose(1, 2))
+
+    fake = SimpleNamespace(
+        _flash_attn_forward=note, _flash_attn_backward=note, _flash_attn_fwd=note
+    )
+    monkeypatch.setattr(_packages, "_accepts", lambda *_: True)
+    for module, _ in FAKES.values():
+        monkeypatch.setitem(sys.modules, module, fake)
+    use = Use("cuda", torch.bfloat16, 16, True, scores=Scores(soft_cap=50.0))
+    grad_out, q, k, v = plain_attention.draw_grouped(33, 33)
+    kernel = KERNELS.get("flash-attn-3")(use)
+    out, lse = kernel.forward(q, k, v)
+    kernel.backward((grad_out, q, out, lse), (k, v))
+    KERNELS.get("flash-attn-4")(replace(use, train=False)).forward(q, k, v)
+    assert given == [50.0] * 3
+    install(monkeypatch, "flash-attn-4")
+    put_gpu(monkeypatch, *H100)
+    reasons = [
+        KERNELS.get("flash-attn-4").unavailable_reason(replace(use, train=train))
+        for train in (False, True)
+    ]
+    assert reasons == [None, "its backward leaves soft_cap out; flash-attn-3 and flex have it"]
 
 
 @pytest.mark.parametrize("kernel", ["flash-attn-4"], indirect=True)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from longseq_bench.core.workload import Scores
 from longseq_bench.kernels import native, torch_spans
 from longseq_bench.kernels.spans import HeadSpans, SpanAttention, SpanTask, StepMap
 from longseq_bench.patterns.block_layout import BlockLayout
@@ -67,7 +68,8 @@ def random_case(seed: int, dtype: torch.dtype = torch.float32) -> RandomCase:
         k_at = np.sort(rng.integers(0, 500, m)).astype(np.int32)
     q_first = rng.integers(0, 300, n).astype(np.int32) if rng.random() < 0.5 else None
     steps = StepMap(q_row, k_row, q_at, k_at, q_first)
-    task = SpanTask([HeadSpans(spans, used)], bool(rng.random() < 0.6), steps)
+    scores = Scores(soft_cap=0.7) if seed % 3 == 1 else Scores()
+    task = SpanTask([HeadSpans(spans, used)], bool(rng.random() < 0.6), steps, scores)
     return RandomCase(q, k, v, grad, task)
 
 
@@ -92,7 +94,8 @@ def define(d: RandomCase, merge: bool, given: dict[str, Tensor] | None = None) -
     of_runs, group = count_pairs(d), d.q.shape[1] // d.k.shape[1]
     counts = of_runs.sum(0)
     q, k, v, grad = (t.double() for t in (d.q, d.k, d.v, d.grad))
-    out, lse = plain_attention.forward(q, k, v, counts=counts)
+    cap = d.task.scores.soft_cap
+    out, lse = plain_attention.forward(q, k, v, counts=counts, soft_cap=cap)
     if merge:
         old, old_lse = (t.double() for t in earlier_softmax(d))
         joint = torch.logaddexp(lse, old_lse)
@@ -101,9 +104,12 @@ def define(d: RandomCase, merge: bool, given: dict[str, Tensor] | None = None) -
     of_softmax = {"out": out, "lse": lse} if given is None else given
     total = of_softmax["lse"].double().nan_to_num(0.0, math.inf, math.inf)[..., None]
     keys, values = (t.repeat_interleave(group, 1) for t in (k, v))
-    weights = torch.exp(q @ keys.mT / math.sqrt(q.shape[3]) - total)
+    scores = q @ keys.mT / math.sqrt(q.shape[3])
+    scores = cap * torch.tanh(scores / cap) if cap else scores
+    weights = torch.exp(scores - total)
     delta = (grad * of_softmax["out"].double().nan_to_num(0.0)).sum(-1, keepdim=True)
     d_scores = weights * (grad @ values.mT - delta)
+    d_scores = d_scores * (1 - (scores / cap) ** 2) if cap else d_scores
     heads, scaled = list(d.task.parts[0].heads), d_scores * counts / math.sqrt(q.shape[3])
     of_heads = torch.zeros(q.shape[1], dtype=torch.float64)
     of_heads[heads] = 1

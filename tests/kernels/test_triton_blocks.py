@@ -20,6 +20,7 @@ from torch import Tensor
 
 from benchmarks.triton_static import Variant, compile_variant
 from longseq_bench.core.errors import KernelLimitError, UnsupportedError, UserError
+from longseq_bench.core.workload import Scores
 from longseq_bench.kernels.merge import merge_part, put_rows, take_rows
 from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.blocks import PATTERNS, make_layout
@@ -47,6 +48,7 @@ def run(
     tensors: Sequence[Tensor],
     grad_out: Tensor,
     tile: tuple[int, int] | None = None,
+    soft_cap: float | None = None,
 ) -> PassResult:
     from longseq_bench.kernels import triton_blocks
 
@@ -54,7 +56,7 @@ def run(
     if tile:
         triton_blocks.select_shape = lambda *_: triton_blocks.Shape(*tile, 4, 1)
     try:
-        kernel = triton_blocks.TritonBlocks(layouts)
+        kernel = triton_blocks.TritonBlocks(layouts, Scores(soft_cap=soft_cap))
         out, lse = kernel.forward(*tensors, True)
         assert lse is not None
         q, *keys = tensors
@@ -78,10 +80,14 @@ def inputs(
 
 
 def assert_passed(
-    got: PassResult, layouts: Sequence[BlockLayout], tensors: Sequence[Tensor], grad_out: Tensor
+    got: PassResult,
+    layouts: Sequence[BlockLayout],
+    tensors: Sequence[Tensor],
+    grad_out: Tensor,
+    soft_cap: float | None = None,
 ) -> None:
     masks, dtype = plain_attention.masks(layouts), grad_out.dtype
-    expected = PassResult(*plain_attention.gradients(tensors, grad_out, masks))
+    expected = PassResult(*plain_attention.gradients(tensors, grad_out, masks, soft_cap))
     assert (got.out.dtype, got.lse.dtype) == (dtype, torch.float32)
     assert_near(got.out, expected.out, dtype)
     assert_near(got.lse, expected.lse, torch.float32)
@@ -96,9 +102,10 @@ def assert_right(
     tensors: Sequence[Tensor],
     grad_out: Tensor,
     tile: tuple[int, int] | None = None,
+    soft_cap: float | None = None,
 ) -> PassResult:
-    got: PassResult = interpreted(run, layouts, tensors, grad_out, tile)
-    assert_passed(got, layouts, tensors, grad_out)
+    got: PassResult = interpreted(run, layouts, tensors, grad_out, tile, soft_cap)
+    assert_passed(got, layouts, tensors, grad_out, soft_cap)
     return got
 
 
@@ -139,12 +146,17 @@ def test_tiles_smaller_than_a_block(
     assert_right(interpreted, [layout], *inputs(64 + 43, heads=(1, 1)), tile)
 
 
-@pytest.mark.parametrize(("heads", "tokens"), [((4, 2), 64), ((3, 3), 17), ((6, 2), 33)])
-def test_batches_groups_and_lengths(
-    interpreted: Interpreted, heads: tuple[int, int], tokens: int
+@pytest.mark.parametrize(
+    ("heads", "tokens", "soft_cap"), [((4, 2), 64, None), ((3, 3), 17, 0.7), ((6, 2), 33, 50.0)]
+)
+def test_batches_groups_lengths_and_soft_caps(
+    interpreted: Interpreted, heads: tuple[int, int], tokens: int, soft_cap: float | None
 ) -> None:
     layout = make_layout("random", tokens, 16, 0.5, heads != (6, 2))
-    assert_right(interpreted, [layout], *inputs(tokens, heads=heads, batch=2))
+    tensors, grad_out = inputs(tokens, heads=heads, batch=2)
+    # scores up to 40 are where a cap of 50 bends
+    tensors[0] *= 10 if soft_cap == 50 else 1
+    assert_right(interpreted, [layout], tensors, grad_out, None, soft_cap)
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])

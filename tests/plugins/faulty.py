@@ -38,6 +38,7 @@ class Faulty(Attention):
 
     summary = "for tests"
     many_ranks = takes_masks = takes_sinks = takes_decode = takes_latent = True
+    takes_scores = ("soft_cap",)
 
     def __init__(
         self,
@@ -87,7 +88,7 @@ class Faulty(Attention):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         w, group = self.workload, self.workload.heads // self.workload.kv_heads
-        plain = w.mask is None and not w.decode and not w.sink
+        plain = w.mask is None and not w.decode and not w.sink and not w.soft_cap
         plain = plain and not {self.kind} & {*MASKS, *WEIGHTS}
         if self.group.size == 1 and plain and self.kind != "kv heads in turn":
             return scaled_dot_product_attention(q, k, v, is_causal=w.causal, enable_gqa=True)
@@ -101,7 +102,7 @@ class Faulty(Attention):
         if change := MASKS.get(self.kind):
             visible = change(self, visible, own, keys)
         q, k = q.float(), k[:, uses].float()
-        scores = q @ k.transpose(-1, -2) * w.scale
+        scores = CAPS.get(self.kind, _capped)(self, q @ k.transpose(-1, -2) * w.scale)
         self.bound = q.norm(dim=-1)[..., None] * k.norm(dim=-1).amax(-1)[..., None, None]
         weigh = WEIGHTS.get(self.kind, _with_sinks if w.sink else _scaled(1))
         return (weigh(self, scores.masked_fill(~visible, -math.inf)) @ v[:, uses].float()).to(v)
@@ -223,6 +224,21 @@ MASKS: dict[str, MaskFault] = {
 # ---- weights ------------------------------------------------------------------------------------
 
 
+def _capped(attention: Faulty, scores: Tensor) -> Tensor:
+    cap = attention.workload.soft_cap
+    return cap * (scores / cap).tanh() if cap else scores
+
+
+CAPS: dict[str, Callable[[Faulty, Tensor], Tensor]] = {
+    "soft cap left out": lambda a, scores: scores,
+    "soft cap after the mask": lambda a, scores: scores,
+    "gradient without the slope of the soft cap": lambda a, scores: (
+        scores + (_capped(a, scores) - scores).detach()
+    ),
+}
+"""What is done before the mask; a hidden score that is capped after it counts."""
+
+
 def _scaled(factor: float) -> Callable[[Faulty, Tensor], Tensor]:
     return lambda a, scores: (scores * factor).softmax(-1)
 
@@ -299,6 +315,8 @@ WEIGHTS: dict[str, Callable[[Faulty, Tensor], Tensor]] = {
     "weights rounded to bfloat16": lambda a, s: s.softmax(-1).bfloat16().float(),
     "key at the border of blocks counts twice": _twice_at_borders,
     "gradient without the sum of weights": _detached_sum,
+    **dict.fromkeys(CAPS, _scaled(1)),
+    "soft cap after the mask": lambda a, s: _capped(a, s).softmax(-1),
 }
 
 # ---- outputs ------------------------------------------------------------------------------------

@@ -39,7 +39,8 @@ STAGES = {
 }
 ON_RANKS = ("other ranks", "last rank", "every rank")
 IN_TRAINING = (*faulty.GRADIENTS, "keys of other ranks have no gradient", "sink without a gradient",
-               "gradient without the sum of weights", "scores clipped at 9")  # fmt: skip
+               "gradient without the sum of weights", "scores clipped at 9",
+               "gradient without the slope of the soft cap")  # fmt: skip
 LATENT = {"mode": "decode", "causal": False, "latent": "48+16/40", "kv_heads": 1, "head_dim": 64}
 SHAPES = {
     "values are the last elements of a latent": LATENT,
@@ -50,6 +51,7 @@ SHAPES = {
     "chunks begin one token late": {"mask": "chunked:50", "causal": False},
     "last token of a prefix sees one key too many": {"mask": "prefix:300", "causal": False},
     **{kind: {"sink": True} for kind in faulty.WEIGHTS if kind.startswith("sink")},
+    **{kind: {"soft_cap": 50.0} for kind in faulty.CAPS},
 }
 
 

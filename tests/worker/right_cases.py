@@ -35,6 +35,7 @@ MASKS = (
     "sliding-window:7", "sliding-window:200", "prefix:50", "documents:90", "chunked:65",
     "full-documents:33",
 )  # fmt: skip
+SOFT_CAPS = 0.5, 5.0, 20.0, 30.0, 50.0, 200.0
 WORLDS = (1,) * 5 + (2,) * 3 + (3, 4)
 
 
@@ -54,6 +55,7 @@ def draw(launcher: LocalLauncher, number: int, device: str = "cpu") -> Trial:
         new = rest.choice((1, 1, 3, 8))
         mode = {"causal": new > 1, "mode": "decode", "new_tokens": min(new, tokens)}
     mode["sink"] = kind.takes_sinks and rest.random() < 0.3
+    mode["soft_cap"] = rest.choice(SOFT_CAPS) if rest.random() < 0.2 else None
     shape = {"kv_heads": kv_heads, "head_dim": pick.choice(HEAD_DIMS)}
     if kind.takes_latent and mode["mode"] == "decode" and rest.random() < 0.4:
         shape = {"latent": rest.choice(LATENTS)}

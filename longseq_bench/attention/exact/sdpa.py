@@ -16,6 +16,7 @@ from longseq_bench.attention.base import Attention, KernelOption, implementation
 from longseq_bench.attention.one_rank import exact_call, visible_pairs_of
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Workload
+from longseq_bench.core.workload import ALL_SCORES
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import flex_blocks
 from longseq_bench.kernels.base import AttentionKernel
@@ -51,6 +52,7 @@ class Dense(Attention):
     takes_masks = True
     takes_v_head_dim = True
     takes_sinks = True
+    takes_scores = ALL_SCORES
     summary = "standard attention: all scores are in memory, O(n²)"
 
     @override
@@ -61,7 +63,9 @@ class Dense(Attention):
         # query heads that share a key head are adjacent, so k and v need no repeated copy
         q_grouped = q.reshape(B, Hk, Hq // Hk * N, D)
         scores = (q_grouped @ k.transpose(-1, -2)).reshape(B, Hk, Hq // Hk, N, N)
-        scores = scores.mul_(1 / math.sqrt(D)) if not scores.requires_grad else scores / D**0.5
+        scale = self.workload.scores.scale_for(D)
+        scores = scores * scale if scores.requires_grad else scores.mul_(scale)
+        scores = self.workload.scores.of(scores)
         if self.workload.causal and self.workload.mask is None:
             later = torch.ones(N, N, dtype=torch.bool, device=q.device).triu_(1)
             scores = scores.masked_fill(later, -math.inf)
@@ -188,6 +192,7 @@ class Flex(Attention):
 
     takes_masks = True
     takes_sinks = True
+    takes_scores = ALL_SCORES
     summary = "FlexAttention, compiled by torch (no training on a CPU); compile time is recorded"
 
     def __init__(
@@ -235,10 +240,11 @@ class Flex(Attention):
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         from torch.nn.attention.flex_attention import AuxRequest
 
+        given = q, k, v, self._mask, self.workload.scores
         if self.sinks is None:
-            out: Tensor = flex_blocks.attend(q, k, v, self._mask)
+            out: Tensor = flex_blocks.attend(*given)
             return out
-        out, more = flex_blocks.attend(q, k, v, self._mask, return_aux=AuxRequest(lse=True))
+        out, more = flex_blocks.attend(*given, return_aux=AuxRequest(lse=True))
         shares = torch.sigmoid(more.lse - self.sinks[:, None])
         return (out * shares[..., None]).to(q.dtype)
 

@@ -26,6 +26,7 @@ class FlashInferDecode(External):
 
     summary = "FlashInfer's decoding over a paged KV cache, with windows"
     takes_decode = True
+    takes_scores = ("soft_cap",)
     dtypes = ("bfloat16", "float16")
     mask_kinds = frozenset({WINDOW})
     library = Library(
@@ -79,6 +80,7 @@ class FlashInferDecode(External):
             q_len_per_req=w.new_tokens,
             # keys before a query's own that it sees; -1: all
             window_left=self.mask.size - 1 if self.mask.kind == WINDOW else -1,
+            logits_soft_cap=w.soft_cap,
             q_data_type=self.torch_dtype,
             kv_data_type=self.torch_dtype,
         )

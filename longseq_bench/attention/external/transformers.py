@@ -4,6 +4,7 @@ Letters: B batch, H heads, N tokens, D head_dim.
 """
 
 import importlib
+import inspect
 from types import SimpleNamespace
 from typing import Annotated, Any
 
@@ -32,6 +33,7 @@ class Transformers(External):
 
     takes_sinks = True
     summary = "attention of Hugging Face transformers: eager, sdpa, or any registered name"
+    takes_scores = ("soft_cap",)  # or `prepare` refuses
     mask_kinds = frozenset({WINDOW, PREFIX, DOCUMENTS, FULL_DOCUMENTS, CHUNKED})
     library = Library(
         "transformers",
@@ -68,9 +70,13 @@ class Transformers(External):
             raise UnknownNameError("attention of transformers", self.attention, names)
         self._function = known.get(self.attention)
         if self.attention == "eager":
-            model = "gpt_oss" if w.sink else "llama"
+            model = "gpt_oss" if w.sink else "gemma2" if w.soft_cap else "llama"
             own = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
             self._function = own.eager_attention_forward
+        self._of_scores = {"softcap": w.soft_cap} if w.soft_cap else {}
+        if not self._of_scores.keys() <= inspect.signature(self._function).parameters.keys():
+            # it would take the argument, and leave it out
+            raise UnsupportedError(f"attention={self.attention} computes no soft_cap; use eager")
         self._layer = torch.nn.Module()
         # the parts of a model's layer that attention functions read
         vars(self._layer).update(
@@ -89,10 +95,9 @@ class Transformers(External):
     @override
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         causal = self.workload.causal and self.mask_pairs is None
-        scale = q.shape[-1] ** -0.5
-        out_BNHD: Tensor = self._function(
-            self._layer, q, k, v, self.mask_pairs, scaling=scale, dropout=0.0, is_causal=causal
-        )[0]
+        given = {"scaling": q.shape[-1] ** -0.5, "dropout": 0.0, "is_causal": causal}
+        given |= self._of_scores
+        out_BNHD: Tensor = self._function(self._layer, q, k, v, self.mask_pairs, **given)[0]
         return out_BNHD.transpose(1, 2)
 
     @override

@@ -21,6 +21,7 @@ from longseq_bench.core.cost import key_bytes_per_token
 from longseq_bench.core.errors import UnsupportedError, UserError, WorldError
 from longseq_bench.core.model import Workload
 from longseq_bench.core.options import Replaces
+from longseq_bench.core.workload import ALL_SCORES, PLAIN_SCORES, Scores
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.token_order import Positions, Shard
 from longseq_bench.kernels import sparse_selection
@@ -69,6 +70,7 @@ class LayoutAttention(Attention):
 
     sees_itself = True  # in every layout a block of queries sees its own keys
     takes_sinks = True
+    takes_scores = ALL_SCORES  # or its kernel refuses
 
     requested_density: float | None
     """Requested density; None if the options set the window instead."""
@@ -142,7 +144,7 @@ class LayoutAttention(Attention):
 
 
 def build_layout_kernel(
-    kernel: str, layouts: tuple[BlockLayout, ...], heads: int
+    kernel: str, layouts: tuple[BlockLayout, ...], heads: int, scores: Scores = PLAIN_SCORES
 ) -> AttentionKernel:
     """Build the kernel of this name; each layout is for an equal share of the query heads.
 
@@ -157,15 +159,16 @@ def build_layout_kernel(
     elif kernel == "triton" and sparse_selection.has_triton():
         from longseq_bench.kernels.triton_blocks import TritonBlocks
 
-        return TritonBlocks(by_head)
+        return TritonBlocks(by_head, scores)
     elif kernel == "flex":
         from longseq_bench.kernels.flex_blocks import FlexBlocks
 
-        return FlexBlocks(by_head)
+        return FlexBlocks(by_head, scores)
     # Triton is missing in meta mode only; the native kernel needs the same memory there
     spans = sparse_selection.span_kernel("native" if kernel == "triton" else kernel)
     parts = [HeadSpans(spans_of(x), range(i * each, (i + 1) * each)) for i, x in enumerate(layouts)]
-    return SpanAttention(spans, SpanTask(parts, causal, steps), (heads, layouts[0].seq_len))
+    task = SpanTask(parts, causal, steps, scores)
+    return SpanAttention(spans, task, (heads, layouts[0].seq_len))
 
 
 @implementation("block-sparse")
@@ -274,8 +277,8 @@ class BlockSparse(LayoutAttention):
         if self.group.size > 1:
             self._kernel = self._rank_kernel
         else:
-            heads = self.workload.heads
-            self._kernel = build_layout_kernel(self.kernel_name, self.layouts, heads)
+            w = self.workload
+            self._kernel = build_layout_kernel(self.kernel_name, self.layouts, w.heads, w.scores)
 
     def _prepare_decode(self, device: str) -> None:
         self.device = device
@@ -320,10 +323,11 @@ class BlockSparse(LayoutAttention):
 
     @cached_property
     def _sharded(self) -> tuple[ShardedLayout, ...]:
-        layouts, rank, size = self.layouts, self.group.rank, self.group.size
+        layouts, scores = self.layouts, self.workload.scores
+        rank, size = self.group.rank, self.group.size
         # layouts of KV heads have rows of equal lengths
         owners = place_rows(self._placement, layouts[0].row_lengths, size, self._ranks_per_node)
-        return tuple(ShardedLayout(layout, owners, rank, size) for layout in layouts)
+        return tuple(ShardedLayout(layout, owners, rank, size, scores) for layout in layouts)
 
     @cached_property
     def _rank_kernel(self) -> FetchKernel:

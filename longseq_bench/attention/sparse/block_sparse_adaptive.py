@@ -99,7 +99,7 @@ class AdaptiveBlockSparse(LayoutAttention):
             from longseq_bench.kernels.triton_topk import TopBlocks
 
             places = empty_layout(w.seq_len, self.block, self.sparsity, w.causal)
-            self._top = TopBlocks(places, w.heads)
+            self._top = TopBlocks(places, w.heads, w.scores)
         if self.scorer == "learned" and not self.matrices:
             generator = torch.Generator().manual_seed(0)
             noise = (torch.randn(w.head_dim, w.head_dim, generator=generator) for _ in range(2))
@@ -128,7 +128,7 @@ class AdaptiveBlockSparse(LayoutAttention):
             tensors = map(with_dense_rows, (q, k, v))
             return cast(Tensor, apply(*tensors, *self.matrices, self, (queries, keys)))
         w = self.workload
-        kernel = build_layout_kernel(self.kernel_name, self.layouts, w.heads)
+        kernel = build_layout_kernel(self.kernel_name, self.layouts, w.heads, w.scores)
         return attend(q, k, v, self.add_sinks(kernel), w.train)
 
     @property
@@ -181,7 +181,8 @@ class _Learned(torch.autograd.Function):
         ctx.kernel = sparse_selection.span_kernel(attention.kernel_name)
         ctx.layouts = attention.layouts
         parts = [HeadSpans(spans_of(layout), [h]) for h, layout in enumerate(ctx.layouts)]
-        ctx.task = SpanTask(parts, attention.workload.causal)
+        w = attention.workload
+        ctx.task = SpanTask(parts, w.causal, scores=w.scores)
         attend_all = SpanAttention(ctx.kernel, ctx.task, (q.shape[1], q.shape[2]))
         with disable_autocast(q):
             out, lse = attend_all.forward(q, k, v, True)

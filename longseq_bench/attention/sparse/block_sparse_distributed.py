@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from longseq_bench.attention.one_rank import masked_steps
+from longseq_bench.core.workload import PLAIN_SCORES, Scores
 from longseq_bench.distributed.group import Group, Pending
 from longseq_bench.distributed.kv_exchange import KVPair
 from longseq_bench.kernels.base import OutputAndLse, Queries, Triple
@@ -41,6 +42,7 @@ class ShardedLayout:
     owners: Owners
     rank: int
     ranks: int
+    scores: Scores = PLAIN_SCORES
 
     def rows(self, rank: int) -> Ints:
         """Return the blocks that a rank holds, ascending."""
@@ -86,7 +88,7 @@ class FetchPlan:
             start=buffer_start[key].astype(np.int32),
             count=sizes[key].astype(np.int32),
         )
-        self.is_masked = layout.causal or layout.mask is not None
+        self.is_masked, self.scores = layout.causal or layout.mask is not None, sharded.scores
         positions, key_positions = sharded.tokens(own), sharded.tokens(in_buffer)
         steps = StepMap(q_at=positions.astype(np.int32))
         if layout.mask is not None:
@@ -105,7 +107,7 @@ class FetchPlan:
     def task(self, heads: slice) -> SpanTask:
         """Return the task of the kernel for some query heads."""
         parts = [HeadSpans(self.spans, range(heads.stop - heads.start))]
-        return SpanTask(parts, self.is_masked, self.steps)
+        return SpanTask(parts, self.is_masked, self.steps, self.scores)
 
 
 class FetchKernel:

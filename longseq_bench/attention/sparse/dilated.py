@@ -109,7 +109,7 @@ class Dilated(Attention):
             HeadSpans(segment_spans(w.seq_len, sets, w.causal, sorted_by), heads)
             for sets, heads in heads_by_sets(rule).items()
         ]
-        task = SpanTask(parts, w.causal, steps)
+        task = SpanTask(parts, w.causal, steps, w.scores)
         return SpanAttention(native, task, (w.heads, w.seq_len))
 
     def _pieces(self, block: Block) -> Iterator[Piece]:

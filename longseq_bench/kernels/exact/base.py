@@ -26,6 +26,7 @@ from torch.nn.functional import pad
 from longseq_bench.core.errors import UnknownNameError, UnsupportedError
 from longseq_bench.core.hardware import KernelRate
 from longseq_bench.core.registry import Registry
+from longseq_bench.core.workload import PLAIN_SCORES, Scores
 from longseq_bench.kernels.base import Mask, Pair, Queries, Triple
 from longseq_bench.kernels.exact._cuda import find_figures
 from longseq_bench.kernels.merge import merge_part, put_rows
@@ -40,7 +41,7 @@ class Use:
 
     device: kind of device.  masked: some calls have a mask.  v_head_dim: 0: that of q and k.
     causal: the whole attention is.  elements: of the largest tensor.  packages: False: `auto` takes
-    no kernel of an optional package.
+    no kernel of an optional package.  scores: those of all calls.
     """
 
     device: str
@@ -52,6 +53,7 @@ class Use:
     causal: bool = False
     elements: int = 0
     packages: bool = True
+    scores: Scores = PLAIN_SCORES
 
 
 class ExactKernel(ABC):
@@ -69,6 +71,8 @@ class ExactKernel(ABC):
     takes_masks: ClassVar[bool] = False
     takes_v_head_dim: ClassVar[bool] = False
     """True if v may have another head_dim; for other kernels v is padded to that of q and k."""
+    takes_scores: ClassVar[tuple[str, ...]] = ()
+    """What it computes of core.workload.Scores, by name."""
     default_priority: ClassVar[int | None] = None
     """The priority for `auto`, unless it depends on the task; None: never."""
 
@@ -82,6 +86,10 @@ class ExactKernel(ABC):
         """Return the reason why it can't do this here; None if it can."""
         if use.device != cls.device:
             return f"it runs on {cls.device} only"
+        for name in use.scores.given:
+            if name not in cls.takes_scores:
+                able = [k.name for k in kernels_of(use.device) if name in k.takes_scores]
+                return f"it computes no {name}; {', '.join(able)}, dense and flex do"
         if use.masked and not cls.takes_masks:
             return "it takes no mask"
         if use.v_head_dim > use.head_dim and not cls.takes_v_head_dim:
@@ -200,6 +208,12 @@ def exact_kernel(name: str) -> Callable[[type[K]], type[K]]:
     return add
 
 
+def kernels_of(device: str) -> list[type[ExactKernel]]:
+    """Return the kernels for a kind of device that can be imported, in the order of their names."""
+    known = [name for name in KERNELS.names() if KERNELS.unavailable_reason(name) is None]
+    return [k for k in map(KERNELS.get, known) if k.device == device]
+
+
 def check_name(requested: str, kind: str = KERNELS.kind, others: Sequence[str] = ()) -> None:
     """Raise UnknownNameError, with the nearest name, if no kernel is called so.
 
@@ -250,8 +264,6 @@ def _padding(kernel: type[ExactKernel], use: Use) -> dict[str, str]:
 
 def _preferred(use: Use, figures: Mapping[str, KernelRate]) -> list[type[ExactKernel]]:
     """Return the kernels that `auto` may take for this device, the preferred one first."""
-    known = [name for name in KERNELS.names() if KERNELS.unavailable_reason(name) is None]
-    own = [k for k in map(KERNELS.get, known) if k.device == use.device]
-    ranks = {k: rank for k in own if (rank := k.priority(use)) is not None}
+    ranks = {k: rank for k in kernels_of(use.device) if (rank := k.priority(use)) is not None}
     rates = {name: figure.flops(use.train) or 0.0 for name, figure in figures.items()}
     return sorted(ranks, key=lambda k: (-rates.get(k.name, 0.0), -ranks[k], k.name))

@@ -13,6 +13,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from longseq_bench.core.errors import KernelLimitError
+from longseq_bench.core.workload import ALL_SCORES
 from longseq_bench.kernels.base import Pair, Queries, Triple
 from longseq_bench.kernels.exact._cuda import (
     MAX_INDEX,
@@ -34,6 +35,7 @@ class PackageKernel(ExactKernel):
     """
 
     device = "cuda"
+    takes_scores = ALL_SCORES
     package: ClassVar[Package]
     forward_options: ClassVar[dict[str, bool]] = {}
     forward_function: ClassVar[str]
@@ -62,7 +64,7 @@ class PackageKernel(ExactKernel):
     ) -> tuple[Tensor, Tensor]:
         if q.is_meta:
             return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
-        given = {"softmax_scale": q.shape[3] ** -0.5, "causal": causal} | self.forward_options
+        given = {"causal": causal} | self.forward_options | self._of_scores(q)
         function = getattr(self._module, self.forward_function)
         out, lse, *_ = function(**transpose(q=q, k=k, v=v), **given)
         return out.transpose(1, 2), lse
@@ -71,7 +73,7 @@ class PackageKernel(ExactKernel):
     def _backward(self, queries: Queries, keys: Pair, causal: bool, mask: Tensor | None) -> Triple:
         (_, q, _, _), (k, v) = queries, keys
         if not q.is_meta:
-            return self._call_backward(queries, keys, q.shape[3] ** -0.5, causal)
+            return self._call_backward(queries, keys, causal)
         gradients = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         # float32 buffers: sums of dq, those of dk and dv for grouped heads, two numbers per query
         sums = [q] if q.shape[1] == k.shape[1] else [q, k, k]
@@ -80,8 +82,12 @@ class PackageKernel(ExactKernel):
         return gradients
 
     @abstractmethod
-    def _call_backward(self, queries: Queries, keys: Pair, scale: float, causal: bool) -> Triple:
+    def _call_backward(self, queries: Queries, keys: Pair, causal: bool) -> Triple:
         """Return the gradients; all tensors are (B, H, N, D) here."""
+
+    def _of_scores(self, q: Tensor) -> dict[str, float]:
+        scale, cap = self.use.scores.scale_for(q.shape[3]), self.use.scores.soft_cap
+        return {"softmax_scale": scale} | ({"softcap": cap} if cap else {})
 
 
 def transpose(**tensors: Tensor) -> dict[str, Tensor]:
@@ -116,11 +122,11 @@ class FlashAttn3(PackageKernel):
     majors = (9,)
 
     @override
-    def _call_backward(self, queries: Queries, keys: Pair, scale: float, causal: bool) -> Triple:
+    def _call_backward(self, queries: Queries, keys: Pair, causal: bool) -> Triple:
         (grad_out, q, out, lse), (k, v) = queries, keys
         dq, dk, dv = (torch.empty_like(t) for t in (q, k, v))
         tensors = transpose(dout=grad_out, q=q, k=k, v=v, out=out, dq=dq, dk=dk, dv=dv)
-        given = {"softmax_lse": lse.contiguous(), "softmax_scale": scale, "is_causal": causal}
+        given = {"softmax_lse": lse.contiguous(), "is_causal": causal} | self._of_scores(q)
         self._module._flash_attn_backward(**tensors, **given)
         return dq, dk, dv
 
@@ -152,6 +158,8 @@ class FlashAttn4(PackageKernel):
         found, _ = find_capability()
         fits = found is None or found[0] < 10 or use.head_dim <= 128 or use.head_dim == 256
         words = "it needs a head_dim of at most 128, or 256, on Blackwell GPUs"
+        if fits and use.train and use.scores.soft_cap:
+            words, fits = "its backward leaves soft_cap out; flash-attn-3 and flex have it", False
         return super().unavailable_reason(use) or (None if fits else words)
 
     @classmethod
@@ -177,11 +185,11 @@ class FlashAttn4(PackageKernel):
         return super()._backward(queries, keys, causal, mask)
 
     @override
-    def _call_backward(self, queries: Queries, keys: Pair, scale: float, causal: bool) -> Triple:
+    def _call_backward(self, queries: Queries, keys: Pair, causal: bool) -> Triple:
         (grad_out, q, out, lse), (k, v) = queries, keys
         tensors = transpose(q=q, k=k, v=v, out=out, dout=grad_out)
         dq, dk, dv, *_ = self._module._flash_attn_bwd(
-            **tensors, lse=lse.contiguous(), softmax_scale=scale, causal=causal
+            **tensors, lse=lse.contiguous(), causal=causal, **self._of_scores(q)
         )
         return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
 

@@ -10,21 +10,22 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from longseq_bench.testing.contract import assert_equals_reference, make_workload
 from longseq_bench.testing.definition import build_attention, make_inputs
+from tests.kernels import plain_attention
 
 pytestmark = pytest.mark.usefixtures("one_thread", "oldest_versions")
 
 NAME = "flashinfer-decode"
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None = None) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, cap: float | None) -> Tensor:
     """Attention in the layout (B, N, H, D)."""
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-    out = scaled_dot_product_attention(q, k, v, attn_mask=visible, enable_gqa=True)
-    return out.transpose(1, 2)
+    counts = visible.expand(q.shape[2], k.shape[2])
+    out, _ = plain_attention.forward(*(t.double() for t in (q, k, v)), counts=counts, soft_cap=cap)
+    return out.to(q).transpose(1, 2)
 
 
 class BatchDecodeWithPagedKVCacheWrapper:
@@ -41,7 +42,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
     def plan(
         self, indptr: Tensor, indices: Tensor, last_page_len: Tensor, num_qo_heads: int,
         num_kv_heads: int, head_dim: int, page_size: int, *, window_left: int, q_data_type: Any,
-        kv_data_type: Any, q_len_per_req: int,
+        kv_data_type: Any, q_len_per_req: int, logits_soft_cap: float | None,
     ) -> None:  # fmt: skip
         assert indptr.dtype == indices.dtype == last_page_len.dtype == torch.int32
         assert len(indptr) == len(last_page_len) + 1
@@ -49,7 +50,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
         assert self.tensor_cores or q_len_per_req == 1
         self.ends, self.indices, self.last = indptr.tolist(), indices, last_page_len.tolist()
         self.shape = (num_qo_heads, num_kv_heads, head_dim, page_size)
-        self.queries, self.left = q_len_per_req, window_left
+        self.queries, self.left, self.cap = q_len_per_req, window_left, logits_soft_cap
 
     def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor]) -> Tensor:
         k_pages, v_pages = paged_kv_cache
@@ -65,7 +66,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
             far = torch.arange(tokens - self.queries, tokens)[:, None] - torch.arange(tokens)
             seen = (far >= 0) & (far <= self.left) if self.left >= 0 else far >= 0
             own = q[b * self.queries : (b + 1) * self.queries]
-            rows.append(attend(own[None], k[None], v[None], seen)[0])
+            rows.append(attend(own[None], k[None], v[None], seen, self.cap)[0])
         return torch.cat(rows)
 
 
@@ -80,8 +81,9 @@ def library(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("new_tokens", [1, 3])
 @pytest.mark.parametrize("mask", ["causal", "sliding-window:20"])
 def test_it_equals_the_reference(kv_heads: int, new_tokens: int, mask: str) -> None:
+    more: Any = {"soft_cap": 0.7 if mask == "causal" and kv_heads == 1 else None, "mask": mask}
     w = make_workload(
-        96, kv_heads=kv_heads, mask=mask, dtype="bfloat16", mode="decode", new_tokens=new_tokens
+        96, kv_heads=kv_heads, dtype="bfloat16", mode="decode", new_tokens=new_tokens, **more
     )
     assert_equals_reference(NAME, {"page": 8}, w)
 

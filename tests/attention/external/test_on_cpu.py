@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from longseq_bench.attention.base import IMPLEMENTATIONS
-from longseq_bench.core.errors import UnknownNameError
+from longseq_bench.core.errors import UnknownNameError, UnsupportedError
 from longseq_bench.distributed.group import Group
 from longseq_bench.testing import ImplementationContract
 from longseq_bench.testing.contract import assert_equals_reference, both_masks, make_workload
@@ -84,6 +84,14 @@ def test_ring_attention_pytorch_over_ranks_equals_the_reference(ranks: Ranks, ca
 def test_masks_and_sinks_of_transformers_equal_the_reference(attention: str, mask: str) -> None:
     w = make_workload(150, mask=mask, mode="train", kv_heads=2, sink=attention == "eager")
     assert_equals_reference(HF, {"attention": attention}, w)
+
+
+@needs(HF)
+def test_a_soft_cap_of_transformers_is_that_of_gemma_2() -> None:
+    w = make_workload(150, mask="sliding-window:40", mode="train", kv_heads=2, soft_cap=0.7)
+    assert_equals_reference(HF, {"attention": "eager"}, w)
+    with pytest.raises(UnsupportedError, match="attention=sdpa computes no soft_cap; use eager"):
+        build_attention(HF, {"attention": "sdpa"}, w)
 
 
 @needs(HF)
