@@ -148,10 +148,13 @@ def over_lists(
     ) -> tuple[Tensor, Tensor]:
         found = []
         for new, keys, seen in parts:
+            # values of a latent stay a part of its keys
+            tensors = (k,) if decode.is_latent(k, v) else (k, v)
             # as fast as a copy; an index of two dimensions takes twice as long
-            rows = [t.flatten(1, 2).index_select(1, keys.flatten()) for t in (k, v)]
+            rows = [t.flatten(1, 2).index_select(1, keys.flatten()) for t in tensors]
             kept = [torch.unflatten(t, 1, keys.shape) for t in rows]
-            found.append(kernel(q[:, :, new], kept[0], kept[1], seen, dtype))
+            own_v = kept[-1][..., : v.shape[3]]
+            found.append(kernel(q[:, :, new], kept[0], own_v, seen, dtype))
         out, lse = (torch.cat(tensors, 2) for tensors in zip(*found, strict=True))
         return out, lse
 

@@ -178,7 +178,7 @@ class BlockSparse(LayoutAttention):
     summary = "each query block sees the key blocks of a named pattern"
     many_ranks = True
     takes_masks = True
-    takes_decode = True
+    takes_decode = takes_latent = True
 
     def __init__(
         self,
