@@ -53,9 +53,10 @@ KINDS = {
 }  # fmt: skip
 """Types of the kernels' parameters; other pointers have the dtype of the tensors."""
 
-DECODE_KINDS = {"out": "*fp32", "ranges": "*i64", "first": "*i64", "stop": "*i64"} | dict.fromkeys(
-    ("splits", "kv_heads", "queries"), "i32"
-)
+DECODE_KINDS = {
+    "out": "*fp32", "ranges": "*i64", "first": "*i64", "stop": "*i64", "k_scale": "*fp32",
+    "v_scale": "*fp32", "splits": "i32", "kv_heads": "i32", "queries": "i32", "scales": "i32",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class Variant:
     dtype: str = "bf16"
     block: int = 128
     tile: tuple[int, ...] | None = None
+    unit: int = 0
     """Queries, keys, warps and stages; None: the tile that the package chooses."""
     tail: bool = False
     """The last block is short."""
@@ -140,6 +142,7 @@ def others(variant: Variant) -> Iterator[Variant]:
             replace(variant, dtype=dtype, group=rows)
             for dtype, rows in (("bf16", 64), ("fp16", 64), ("fp32", 1), ("fp32", 16))
         )
+        yield from (replace(variant, unit=unit) for unit in (1, 256))
         return
     for tail in (False, True):
         for split in (False, True):
@@ -210,6 +213,7 @@ def arguments(
         "WIDE": wide, "V_DIM": variant.head_dim, "V_WIDE": wide, "CAUSAL": variant.causal,
         "TAIL": variant.tail, "M": tile.queries, "N": tile.keys, "KEEP_LSE": True,
         "CAP": variant.cap,
+        "UNIT": variant.unit,
     }  # fmt: skip
     # wider values are those of a latent, 512+64
     constants |= {"REST": 64, "REST_WIDE": 64} if wide > 256 else {"REST": 0, "REST_WIDE": 16}
@@ -217,6 +221,7 @@ def arguments(
     fixed: dict[tuple[int, ...], Any] = {}
     known: dict[tuple[int, ...], Any] = {}
     kinds = KINDS | DECODE_KINDS if variant.kernel == "decode" else KINDS
+    kinds = kinds | ({"k": "*i8", "v": "*i8"} if variant.unit else {})
     for i, name in enumerate(function.arg_names):
         if name in constants:
             signature[name], fixed[(i,)] = "constexpr", constants[name]

@@ -281,6 +281,7 @@ def mask_words(text: str) -> str:
     return "not causal" if mask.kind == FULL else mask.label
 
 
-def mode_words(mode: str, new_tokens: int) -> str:
-    """Return a mode in words for people: "forward", "decode, 1 new token"."""
-    return f"{mode}, {new_tokens} new token{'s' * (new_tokens > 1)}" if new_tokens else mode
+def mode_words(mode: str, new_tokens: int, kv_dtype: str | None) -> str:
+    """Return a mode in words for people: "forward", "decode, 1 new token, int8 cache"."""
+    words = f"{mode}, {new_tokens} new token{'s' * (new_tokens > 1)}" if new_tokens else mode
+    return f"{words}, {kv_dtype} cache" if kv_dtype else words

@@ -135,6 +135,9 @@ class Row:
     latent: str | None = declare(
         "Latent", "text", "What MLA caches of a token, 512+64/192; none: keys and values.", "same"
     )
+    kv_dtype: str | None = declare(
+        "KV dtype", "text", "That of a quantised cache, or none.", "same"
+    )
     memory_budget: int | None = declare(
         "Memory budget", "bytes", "Memory that one rank may allocate.", "same"
     )
@@ -258,7 +261,7 @@ def _find_path(name: str) -> str:
 
 _WORKLOAD = (
     *("batch", "heads", "kv_heads", "head_dim", "v_head_dim", "dtype", "causal", "mask", "mode"),
-    *("new_tokens", "sink", "soft_cap", "latent", "model", "layers"),
+    *("new_tokens", "sink", "soft_cap", "latent", "kv_dtype", "model", "layers"),
 )
 IDENTITY = [name for name, field in fields_of(Row).items() if field.merge == "same"]
 """Fields that identify a trial and its machine."""

@@ -60,6 +60,9 @@ class SweepRow(Row):
     wire_error: float | None = declare(
         "Wire error", "error", "Change of the output caused by compressed transfers.", "largest"
     )
+    quantisation_error: float | None = declare(
+        "Quantisation error", "error", "Error against the cache before quantisation.", "largest"
+    )
     rank_times: Sequence[float | None] | None = declare(
         "Time of each rank", "seconds", "Median time of each rank.", "each rank"
     )

@@ -173,7 +173,7 @@ class Plan(Printed):
         value = f" (v of {w.v_head_dim})" if w.v_head_dim != w.head_dim else ""
         context = [
             f"{self.hardware.name}, {format_bytes(budget)} a rank: "
-            f"{mode_words(w.mode, w.new_tokens)}, {w.dtype}, "
+            f"{mode_words(w.mode, w.new_tokens, w.kv_dtype)}, {w.dtype}, "
             f"{mask_words(w.visibility.text)}, batch {w.batch}, {heads} of {w.head_dim}{value}"
             f"{', sinks' if w.sink else ''}"
         ]

@@ -47,7 +47,7 @@ def _settings(trial: Trial) -> tuple[str, ...]:
     w, ranks = trial.workload, f"{trial.world_size} rank{'s' * (trial.world_size > 1)}"
     heads = f"heads {w.heads}/{w.kv_heads} of {w.head_dim}/{w.v_head_dim}"
     shape = " ".join(filter(None, (w.model, f"batch {w.batch}", heads, "sinks" * w.sink)))
-    mode, mask = mode_words(w.mode, w.new_tokens), mask_words(w.visibility.text)
+    mode, mask = mode_words(w.mode, w.new_tokens, w.kv_dtype), mask_words(w.visibility.text)
     return ranks, w.dtype, mode, mask, trial.device, shape
 
 

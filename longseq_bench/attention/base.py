@@ -28,6 +28,7 @@ from longseq_bench.core.cost import (
     floor_bytes,
     key_bytes_per_token,
     mask_pairs,
+    scale_bytes,
 )
 from longseq_bench.core.errors import UnsupportedError, WorldError
 from longseq_bench.core.model import DType, Workload
@@ -83,6 +84,9 @@ class Attention(ABC):
     takes_latent: ClassVar[bool] = False
     """True if it decodes with a latent (core/workload.py): v is k[..., :Dv], and so in memory."""
 
+    takes_kv_dtype: ClassVar[bool] = False
+    """True if a cache may be Quantised (kernels/quantised.py)."""
+
     chooses_layout: ClassVar[bool] = False
     """True if each call chooses from q and k which keys a query sees."""
 
@@ -124,6 +128,7 @@ class Attention(ABC):
             ),
             (w.decode, self.takes_decode, "mode decode"),
             (w.sink, self.takes_sinks, "sink"),
+            (w.kv_dtype, self.takes_kv_dtype, f"kv_dtype {w.kv_dtype} is for split-kv kernels"),
             # a kernel of exact attention refuses by itself
             *((not self.exact_name, n in self.takes_scores, f"{n} {c:g}") for n, c in scores),
         ):
@@ -321,12 +326,13 @@ class Attention(ABC):
         if self.is_exact:
             # successive queries see an interval together
             visible, ends = visible_keys(w), queries[[0, -1]]
-            return int(visible.stop(ends)[1] - visible.first(ends)[0]) * key_bytes_per_token(w)
+            tokens = int(visible.stop(ends)[1] - visible.first(ends)[0])
+            return tokens * key_bytes_per_token(w) + scale_bytes(w, tokens)
         for head in range(0, w.heads, w.heads // w.kv_heads):
             keys = self.keys_seen(queries, head)
             keys = np.arange(w.seq_len) if keys is None else keys
             seen += int((self.multiplicity(queries, keys, head) > 0).any(0).sum())
-        return seen * key_bytes_per_token(w) // w.kv_heads
+        return seen * key_bytes_per_token(w) // w.kv_heads + scale_bytes(w, seen // w.kv_heads)
 
     def bytes_sent(self) -> int:
         """Return the bytes that this rank sends in one pass, by formula."""

@@ -70,17 +70,20 @@ def choose_kernel(requested: str, use: Use, w: Workload) -> tuple[CacheKernel, d
     if requested not in (AUTO, compiled):
         if w.latent:
             raise UnsupportedError(f"kernel={requested} can't scale a latent; use kernel=auto")
+        if w.kv_dtype:
+            raise UnsupportedError(f"kernel={requested}: {SPLIT_KV} alone reads {w.kv_dtype}")
         exact, facts = select(requested, use)
         return _over_cache(exact), {"kernel": exact.name, **facts}
     if is_cpu:
-        reason = decode.unavailable_reason(use.dtype)
+        uses = {None: use.dtype, "int8": torch.float32, "fp8": torch.float16}
+        reason = decode.unavailable_reason(uses[w.kv_dtype])
     else:
         rows, dim, most = w.heads // w.kv_heads * w.new_tokens, w.head_dim, decode.MAX_HEAD_DIM
         if w.latent:  # in two tiles, its value and the rest, for blocks of rows
             rows, dim, most = 1, dim - w.v_head_dim, decode.MAX_LATENT
         reason = decode.cuda_limit_reason(rows, max(dim, w.v_head_dim), use.dtype, most)
         reason = reason or sparse_selection.triton_reason(use.device, use.dtype, dim)
-    if reason and (requested == compiled or w.latent):
+    if reason and (requested == compiled or w.latent or w.kv_dtype):
         raise UnsupportedError(f"kernel={requested}: {reason}")
     if reason:
         exact, facts = select(AUTO, use)

@@ -114,7 +114,7 @@ def name_row(row: ComparedRow) -> str:
     """Return the name of a trial or a search: "ring chunk 1k ×2 at 4k (train)"."""
     tokens = f" at {format_tokens(row.tokens)}" if isinstance(row, SweepRow) else ""
     workload = [
-        mode_words(row.mode, row.new_tokens) if row.mode != "forward" else "",
+        mode_words(row.mode, row.new_tokens, row.kv_dtype) if row.mode != "forward" else "",
         row.dtype if row.dtype != "float32" else "",
         mask_words(row.mask) if row.mask != FULL else "",
         "sinks" if row.sink else "",

@@ -76,7 +76,7 @@ def _value_type(name: str, setting: Setting) -> Any:
         return _number(setting)
     if setting.type is DTypeName:
         return _annotated[DTypeName, AfterValidator(canonical_dtype)]
-    return str | None if name in ("mask", "latent") else setting.type
+    return setting.type | None if name in ("mask", "latent", "kv_dtype") else setting.type
 
 
 def _axis(name: str, setting: Setting) -> tuple[Any, Any]:

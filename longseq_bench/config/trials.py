@@ -169,7 +169,8 @@ def _workloads(source: SourceFile, shape: Axes, default_dtype: str | None) -> li
             message = str(error)
             if isinstance(error, ValidationError):
                 message = error.errors()[0]["msg"].removeprefix("Value error, ")
-            named = [n for n in ("latent", "mask", "new_tokens") if f" {n} " in f" {message}"]
+            keys = "latent", "kv_dtype", "mask", "new_tokens"
+            named = [n for n in keys if f" {n} " in f" {message}"]
             # a shape that no key sets is that of the model
             key = next((k for k in (*named, "kv_heads", "heads") if k in written), "model")
             raise source.error("workload", key, message=message) from None

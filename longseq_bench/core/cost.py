@@ -10,6 +10,9 @@ from longseq_bench.core.model import Workload
 LSE_BYTES = 4
 """Bytes of the log-sum-exp: one float32 per query and head."""
 
+KV_BLOCK, SCALE_BYTES = 128, 4
+"""Tokens of a quantised cache that share a scale in a KV head, and the bytes of a scale."""
+
 FORWARD_MATMULS = 2
 BACKWARD_MATMULS = 5
 """Scores (recomputed), dV, dP, dQ, dK (FlashAttention, arXiv 2205.14135, appendix B)."""
@@ -29,23 +32,31 @@ def floor_bytes_per_token(workload: Workload) -> int:
 
 
 def key_bytes_per_token(workload: Workload) -> int:
-    """Return the bytes of a token's key and value, over batch and heads; a latent is both."""
-    w = workload
+    """Return the bytes of a token's key and value (a latent is both) in all heads, unscaled."""
+    w, each = workload, 1 if workload.kv_dtype else workload.dtype_bytes
     elements = w.head_dim if w.latent else w.head_dim + w.v_head_dim
-    return w.batch * w.kv_heads * elements * w.dtype_bytes
+    return w.batch * w.kv_heads * elements * each
+
+
+def scale_bytes(workload: Workload, tokens: int) -> int:
+    """Return the bytes of the scales of some tokens of a quantised cache; 0 of another cache."""
+    scales = -(-tokens // KV_BLOCK) if workload.kv_dtype else 0
+    return 2 * workload.batch * workload.kv_heads * scales * SCALE_BYTES
 
 
 def floor_bytes(workload: Workload) -> int:
     """Return the floor bytes of the whole workload, over all layers and ranks."""
-    kinds = workload.of_kinds()
-    return sum(layers * floor_bytes_per_token(one) * one.seq_len for layers, one in kinds)
+    return sum(
+        layers * (floor_bytes_per_token(one) * one.seq_len + scale_bytes(one, one.seq_len))
+        for layers, one in workload.of_kinds()
+    )
 
 
 def floor_tokens(workload: Workload, memory_budget: int, world_size: int = 1) -> int:
     """Return the largest number of tokens whose floor fits the budget of all ranks."""
     budget = world_size * memory_budget
     most = budget // floor_bytes_per_token(workload)
-    if not workload.layers:
+    if not (workload.layers or workload.kv_dtype):
         return most
 
     def floor(tokens: int) -> int:

@@ -118,6 +118,7 @@ class Trial(Frozen):
         later["sink"] = not w.sink
         later["latent"] = w.latent is None
         later |= {name: getattr(w, name, None) is None for name in vars(w.scores)}
+        later |= {"kv_dtype": w.kv_dtype is None}
         own = {"dense_kernel": self.requested_dense_kernel is None, "source": self.source is None}
         own["timing"] = self.timing == "warm"
         absent = {name for name, is_absent in later.items() if is_absent}

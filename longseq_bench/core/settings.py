@@ -15,6 +15,7 @@ DeviceChoice = Literal["auto", "cpu", "cuda"]
 DType = Literal["float32", "bfloat16", "float16"]
 DTypeName = Literal["float32", "bfloat16", "float16", "fp32", "bf16", "fp16"]
 Mode = Literal["forward", "train", "decode"]
+KVDtype = Literal["int8", "fp8"]
 Keep = Literal["all", "inputs", "nothing"]
 Allocator = Literal["default", "expandable", "fresh"]
 Timing = Literal["warm", "cold", "graph"]
@@ -123,6 +124,11 @@ WORKLOAD = {
         bool,
         "Add a learnable number of each query head to the sum of its softmax, as gpt-oss does.",
         False,
+    ),
+    "kv_dtype": Setting(
+        KVDtype,
+        "Quantise the cache of mode decode: int8 or fp8 (e4m3), with a scale for each KV head and "
+        "128 tokens.",
     ),
 }
 """Shape of q, k, v and the kind of pass."""

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.masks import CAUSAL, FULL, WINDOW, Mask, parse_mask
-from longseq_bench.core.settings import WORKLOAD, DType, Mode, Setting
+from longseq_bench.core.settings import WORKLOAD, DType, KVDtype, Mode, Setting
 from longseq_bench.core.units import divisors
 
 DTYPE_ALIASES: dict[str, DType] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -144,6 +144,7 @@ class Workload(Frozen):
     layers: tuple[Layers, ...] = ()
     weights: int = 0
     soft_cap: float | None = declared(WORKLOAD["soft_cap"])
+    kv_dtype: KVDtype | None = declared(WORKLOAD["kv_dtype"])
 
     @model_validator(mode="before")
     @classmethod
@@ -183,6 +184,10 @@ class Workload(Frozen):
             raise ValueError(f"new_tokens {self.new_tokens} needs mode decode")
         if self.latent and not self.decode:
             raise ValueError(f"latent {self.latent} needs mode decode; a prefill has keys per head")
+        if self.kv_dtype and not self.decode:
+            raise ValueError(f"kv_dtype {self.kv_dtype} needs mode decode")
+        if self.kv_dtype and self.latent:
+            raise ValueError(f"kv_dtype {self.kv_dtype} can't quantise a latent; leave one out")
         if self.new_tokens > self.seq_len:
             raise ValueError(
                 f"new_tokens {self.new_tokens:,} are more than the cache of {self.seq_len:,} tokens"

@@ -4,7 +4,8 @@
 // keys of a KV head are cut into splits, so that all threads have work at any batch and number of
 // heads. A split is computed for all query heads of its KV head and all new tokens at once: its
 // keys and values come from memory once. head_dim is in the lanes of a vector register. The results
-// of splits are merged by their log-sum-exp (decode.py).
+// of splits are merged by their log-sum-exp (decode.py). Numbers of a quantised cache become float32
+// in registers; a tile has one scale, which multiplies scores, and one that multiplies weights.
 //
 // There is no global or thread-local state: every thread calls the same function on the same
 // Decode and takes splits from its counter. Shapes as in decode.py.
@@ -20,6 +21,9 @@ typedef uint16_t hvec __attribute__((vector_size(2 * LANES), may_alias, aligned(
 
 struct Decode {
     int64_t dtype, dim, v_dim, batches, kv_heads, group, queries, splits;
+    // of a quantised cache: keys of a scale (a multiple of KEYS), scales of a head, and their factor
+    int64_t scale_block, scales, unit;
+    const float *k_scale, *v_scale;
     Tensor q, k, v;
     const int64_t *first, *stop;  // keys that each query sees: first ... stop - 1
     int64_t begin, end;           // of all queries; splits cut this
@@ -29,6 +33,13 @@ struct Decode {
     int64_t *counter;             // splits taken, and threads started
 };
 
+typedef int8_t cvec __attribute__((vector_size(LANES), may_alias, aligned(1)));
+typedef int16_t svec __attribute__((vector_size(2 * LANES), may_alias));
+
+INLINE float wide(int8_t x) { return x; }
+INLINE vec load(const int8_t *p) {
+    return __builtin_convertvector(__builtin_convertvector(*(const cvec *)p, ivec), vec);
+}
 INLINE vec load(const float *p) { return *(const row_vec *)p; }
 INLINE vec load(const bfloat16 *p) {
     return (vec)(__builtin_convertvector(*(const hvec *)p, uvec) << 16);
@@ -42,6 +53,20 @@ INLINE vec load(const _Float16 *p) { return (vec)_mm256_cvtph_ps(_mm_loadu_si128
 #else
 INLINE vec load(const _Float16 *p) { return __builtin_convertvector(*(const f16vec *)p, vec); }
 #endif
+
+struct fp8 {  // e4m3: the bits of a float16 that is 256 times smaller, which these return
+    int8_t bits;
+};
+INLINE vec load(const fp8 *p) {
+    svec bits = __builtin_convertvector(*(const cvec *)p, svec) * 128 & (int16_t)0xbfff;
+    return load((const _Float16 *)&bits);
+}
+INLINE float wide(fp8 x) {
+    union { int16_t i; _Float16 f; } u = {(int16_t)(x.bits * 128 & 0xbfff)};
+    return u.f;
+}
+#else
+typedef int8_t fp8;  // not called
 #endif
 
 // Load 2 LANES numbers: neighbours, or of bfloat16 those at even places and those at odd ones, which takes half
@@ -204,14 +229,19 @@ INLINE float weigh(float *s, int from, int to, int count, float *m, float *l) {
     return keep;
 }
 
+template <int R> INLINE void multiply(float *s, float factor) {
+    for (int i = 0; i < R * KEYS; i += LANES) *(row_vec *)(s + i) = load(s + i) * factor;
+}
+
 // Rows of queries of one KV head are (query head of the group, new token), the token innermost.
 template <int R, typename T>
 INLINE void add_tile(const Decode *p, int row, const float *q, int ldq, const T *k, const T *v,
-                     int64_t start, int count, bool is_first, const T *next, float *s, float *o,
-                     float *m, float *l) {
+                     int64_t start, int count, bool is_first, const T *next, int64_t scale_at,
+                     float *s, float *o, float *m, float *l) {
     float keep[R];
     const T *to_fetch = is_first && v != k ? v : 0;  // the values of a latent are in its keys
     score<R>(q + row * ldq, ldq, k, p->k.token, p->dim, to_fetch, p->v.token, p->v_dim, count, s);
+    if (sizeof(T) == 1) multiply<R>(s, p->k_scale[scale_at] * p->unit);
     const float cap = p->cap * p->scale * 1.44269504088896f;
     for (int at = 0; cap && at < R * KEYS; at += LANES) *(row_vec *)(s + at) = capped(load(s + at), cap);
     UNROLL for (int r = 0; r < R; r++) {
@@ -221,21 +251,23 @@ INLINE void add_tile(const Decode *p, int row, const float *q, int ldq, const T 
         to = to < from ? from : to > count ? count : to;
         keep[r] = weigh(s + r * KEYS, from, to, count, m + row + r, l + row + r);
     }
+    if (sizeof(T) == 1) multiply<R>(s, p->v_scale[scale_at] * p->unit);
     add_values<R>(s, keep, v, p->v.token, p->v_dim, count, next, p->k.token, o + row * p->v_dim, p->v_dim);
 }
 
-template <typename T> static void split(const Decode *p, int64_t unit, float *q, int ldq) {
+// Q, T: types of the queries and of the cache.
+template <typename Q, typename T> static void split(const Decode *p, int64_t unit, float *q, int ldq) {
     const int rows = p->group * p->queries;
     float *s = q + rows * ldq, *m = s + ROWS * KEYS, *l = m + rows, *o = l + rows;
     int64_t part = unit % p->splits, head = unit / p->splits % p->kv_heads;
     int64_t batch = unit / p->splits / p->kv_heads;
     const float scale = 1.44269504088896 * p->scale;
     for (int r = 0; r < rows; r++) {
-        const T *from = (const T *)p->q.data + batch * p->q.batch +
+        const Q *from = (const Q *)p->q.data + batch * p->q.batch +
                         (head * p->group + r / p->queries) * p->q.head +
                         r % p->queries * p->q.token;
         for (int d = 0; d < p->dim; d++)
-            q[r * ldq + place(d, p->dim, from)] = wide(from[d]) * scale;
+            q[r * ldq + place(d, p->dim, (const T *)0)] = wide(from[d]) * scale;
         m[r] = NEVER;
         l[r] = 0;
     }
@@ -245,15 +277,18 @@ template <typename T> static void split(const Decode *p, int64_t unit, float *q,
     memset(o, 0, sizeof(float) * rows * p->v_dim);
     int64_t all = p->end - p->begin;
     int64_t first = p->begin + all * part / p->splits, last = p->begin + all * (part + 1) / p->splits;
-    for (int64_t start = first; start < last; start += KEYS) {
-        int count = last - start < KEYS ? last - start : KEYS;
+    for (int64_t start = first, count; start < last; start += count) {
+        count = sizeof(T) == 1 ? KEYS - start % KEYS : KEYS;
+        count = last - start < count ? last - start : count;
+        const int64_t scale_at =
+            sizeof(T) > 1 ? 0 : (batch * p->kv_heads + head) * p->scales + start / p->scale_block;
         const T *k = (const T *)p->k.data + batch * p->k.batch + head * p->k.head + start * p->k.token;
         const T *v = (const T *)p->v.data + batch * p->v.batch + head * p->v.head + start * p->v.token;
         // an address past the end is not read
-        const T *more = k + KEYS * p->k.token, *next;
+        const T *more = k + count * p->k.token, *next;
 #define ADD(R) \
-    next = r + R == rows && start + KEYS < last ? more : 0; \
-    add_tile<R>(p, r, q, ldq, k, v, start, count, r == 0, next, s, o, m, l)
+    next = r + R == rows && start + count < last ? more : 0; \
+    add_tile<R>(p, r, q, ldq, k, v, start, count, r == 0, next, scale_at, s, o, m, l)
         int r = 0;
         for (; r + ROWS <= rows; r += ROWS) { ADD(ROWS); }
         for (; r + 2 <= rows; r += 2) { ADD(2); }
@@ -282,9 +317,11 @@ void decode(Decode *p) {
     float *own = (float *)((char *)p->scratch + thread * thread_bytes(p));
     int64_t units = p->batches * p->kv_heads * p->splits, unit;
     while ((unit = __atomic_fetch_add(p->counter, 1, __ATOMIC_RELAXED)) < units) {
-        if (p->dtype == 0) split<float>(p, unit, own, padded(p));
-        if (p->dtype == 1) split<bfloat16>(p, unit, own, padded(p));
-        if (p->dtype == 2) split<half>(p, unit, own, padded(p));
+        if (p->dtype == 0) split<float, float>(p, unit, own, padded(p));
+        if (p->dtype == 1) split<bfloat16, bfloat16>(p, unit, own, padded(p));
+        if (p->dtype == 2) split<half, half>(p, unit, own, padded(p));
+        if (p->dtype == 3) split<float, int8_t>(p, unit, own, padded(p));
+        if (p->dtype == 4) split<float, fp8>(p, unit, own, padded(p));
     }
 }
 }

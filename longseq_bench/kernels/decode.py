@@ -18,14 +18,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from longseq_bench.core.cost import KV_BLOCK
 from longseq_bench.core.workload import PLAIN_SCORES, Scores
 from longseq_bench.kernels import native
 from longseq_bench.kernels.cpp_build import library
 from longseq_bench.kernels.native import fields
+from longseq_bench.kernels.quantised import DTYPES, UNITS, Quantised
 from longseq_bench.meta_mode import are_loops_limited
 from longseq_bench.patterns import Ints
 
 SOURCE = Path(__file__).with_suffix(".cpp")
+_CACHES = (*native.DTYPES, *DTYPES.values())  # by their number in decode.cpp
 
 MIN_SPLIT_KEYS = 512
 """Keys of a split, at least: a split writes an output row, as many bytes as one value."""
@@ -60,7 +63,8 @@ class SeenKeys:
 class _Decode(ctypes.Structure):
     _fields_ = [
         *fields(ctypes.c_int64, "dtype", "dim", "v_dim", "batches", "kv_heads", "group"),
-        *fields(ctypes.c_int64, "queries", "splits"),
+        *fields(ctypes.c_int64, "queries", "splits", "scale_block", "scales", "unit"),
+        *fields(ctypes.c_void_p, "k_scale", "v_scale"),
         *fields(native.TensorPointer, "q", "k", "v"),
         *fields(ctypes.c_void_p, "first", "stop"),
         *fields(ctypes.c_int64, "begin", "end"),
@@ -104,10 +108,11 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Return the output (B, Hq, m, Dv) and log-sum-exp (B, Hq, m) of a CPU, in float32.
 
-    q is (B, Hq, m, D), k (B, Hk, N, D) and v (B, Hk, N, Dv). scale: of q·k; None: 1/√D. A new token
-    that sees no key has an output of 0 and a log-sum-exp of -inf. Raises UnsupportedError without a
-    compiled kernel.
+    q is (B, Hq, m, D), k (B, Hk, N, D) and v (B, Hk, N, Dv), which may be Quantised. scale: of q·k;
+    None: 1/√D. A new token that sees no key has an output of 0 and a log-sum-exp of -inf. Raises
+    UnsupportedError without a compiled kernel.
     """
+    q, checked = (q.float(), ()) if isinstance(k, Quantised) else (q, (k, v))
     (batch, heads, queries, dim), kv_heads = q.shape, k.shape[1]
     threads = torch.get_num_threads()
     splits = choose_splits(batch * kv_heads, seen.end - seen.begin, threads)
@@ -116,11 +121,18 @@ def forward(
     lse = torch.empty(rows, device=q.device)
     if are_loops_limited():
         return merge_partials(out, lse)
-    native.check_inputs("decode kernel", unavailable_reason(q.dtype), q, k, v)
+    native.check_inputs("decode kernel", unavailable_reason(q.dtype), q, *checked)
     sizes = dim, v.shape[3], batch, kv_heads, heads // kv_heads, queries, splits
-    problem = _Decode(native.DTYPES.index(q.dtype), *sizes, begin=seen.begin, end=seen.end)
+    problem = _Decode(_CACHES.index(k.dtype), *sizes, begin=seen.begin, end=seen.end)
     problem.scale, problem.cap = scores.factors(dim)
     native.set_tensors(problem, q=q, k=k, v=v)
+    if isinstance(k, Quantised) and isinstance(v, Quantised):
+        problem.k_scale, problem.v_scale = k.scale.data_ptr(), v.scale.data_ptr()
+        problem.scales, problem.scale_block, problem.unit = (
+            k.scale.shape[2],
+            KV_BLOCK,
+            UNITS[k.dtype],
+        )
     first, stop = (np.ascontiguousarray(ends, dtype=np.int64) for ends in (seen.first, seen.stop))
     problem.first, problem.stop = first.ctypes.data, stop.ctypes.data
     problem.out, problem.lse = out.data_ptr(), lse.data_ptr()

@@ -135,12 +135,12 @@ def _allocate_scratch(problem: _Problem, back: bool, device: torch.device) -> Te
     return torch.empty(thread_bytes * torch.get_num_threads(), dtype=torch.uint8, device=device)
 
 
-def check_inputs(kernel: str, reason: str | None, q: Tensor, k: Tensor, v: Tensor) -> None:
+def check_inputs(kernel: str, reason: str | None, q: Tensor, *others: Tensor) -> None:
     """Raise UnsupportedError if a compiled kernel can't be used; reason: why not, or None."""
     if reason:
         raise UnsupportedError(f"the compiled {kernel} is not available: {reason}")
-    if any(t.device.type != "cpu" or t.dtype != q.dtype for t in (q, k, v)):
-        found = ", ".join(f"{t.dtype} on {t.device}" for t in (q, k, v))
+    if any(t.device.type != "cpu" or t.dtype != q.dtype for t in (q, *others)):
+        found = ", ".join(f"{t.dtype} on {t.device}" for t in (q, *others))
         raise UnsupportedError(f"the {kernel} needs q, k, v of one dtype on a CPU: {found}")
 
 

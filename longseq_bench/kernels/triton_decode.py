@@ -20,8 +20,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import tensor
 
+from longseq_bench.core.cost import KV_BLOCK
 from longseq_bench.core.workload import PLAIN_SCORES, Scores
 from longseq_bench.kernels.decode import MAX_ROWS, SeenKeys, choose_splits, is_latent
+from longseq_bench.kernels.quantised import UNITS, Quantised
 from longseq_bench.kernels.triton_kernels import capped
 from longseq_bench.kernels.triton_tiles import Launch, Shape, on_device
 
@@ -29,26 +31,40 @@ Parts = tuple[SeenKeys, ...]
 PROGRAMS_PER_MULTIPROCESSOR = 4
 _LOG2_E = tl.constexpr(1 / math.log(2))
 _LOG_2 = tl.constexpr(math.log(2))
+_SCALE_BLOCK = tl.constexpr(KV_BLOCK)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _factor(scales: tensor, at: tensor, UNIT: tl.constexpr) -> tensor:
+    """Return the factor of the numbers of a tile of a quantised cache, see _load; else 1."""
+    return tl.load(scales + at) * UNIT if UNIT else 1.0
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _load(
     tensor: tensor, offsets: tensor, exists: tensor, FIRST: tl.constexpr, DIM: tl.constexpr,
-    WIDE: tl.constexpr,
+    WIDE: tl.constexpr, UNIT: tl.constexpr = 0, DTYPE: tl.constexpr = tl.float32,
 ) -> tensor:  # fmt: skip
-    """Return DIM elements of rows from element FIRST on, and zeros up to WIDE; rows by offset."""
+    """Return DIM elements of rows from element FIRST on, and zeros up to WIDE; rows by offset.
+
+    UNIT: int8 (1) or the bits of e4m3 (256), as numbers that are so many times less, in DTYPE.
+    """
     dims = tl.arange(0, WIDE)
     at = tensor + offsets[:, None] + (FIRST + dims)[None, :]
-    return tl.load(at, mask=exists[:, None] & (dims < DIM)[None, :], other=0.0)
+    loaded = tl.load(at, mask=exists[:, None] & (dims < DIM)[None, :], other=0.0)
+    if UNIT == 256:  # the bits of a smaller float16
+        loaded = ((loaded.to(tl.int16) << 7) & -16385).to(tl.float16, bitcast=True)
+    return loaded.to(tl.float32).to(DTYPE) if UNIT else loaded
 
 
 @triton.jit(do_not_specialize=["splits", "kv_heads", "rows", "queries"])  # type: ignore[untyped-decorator]
 def _split(
-    q: tensor, k: tensor, v: tensor, out: tensor, lse: tensor, ranges: tensor, first: tensor,
-    stop: tensor, q_strides: tl.tuple, k_strides: tl.tuple, v_strides: tl.tuple, splits: tensor,
-    kv_heads: tensor, rows: tensor, queries: tensor, scale: tensor, DIM: tl.constexpr,
-    WIDE: tl.constexpr, V_DIM: tl.constexpr, V_WIDE: tl.constexpr, REST: tl.constexpr,
-    REST_WIDE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, CAP: tl.constexpr,
+    q: tensor, k: tensor, v: tensor, k_scale: tensor, v_scale: tensor, out: tensor, lse: tensor,
+    ranges: tensor, first: tensor, stop: tensor, q_strides: tl.tuple, k_strides: tl.tuple,
+    v_strides: tl.tuple, splits: tensor, kv_heads: tensor, rows: tensor, queries: tensor,
+    scale: tensor, scales: tensor, DIM: tl.constexpr, WIDE: tl.constexpr, V_DIM: tl.constexpr,
+    V_WIDE: tl.constexpr, REST: tl.constexpr, REST_WIDE: tl.constexpr, M: tl.constexpr,
+    N: tl.constexpr, CAP: tl.constexpr, UNIT: tl.constexpr,
 ) -> tensor:  # fmt: skip
     """Compute M query rows of one KV head with one split of its keys, N at a time.
 
@@ -74,30 +90,35 @@ def _split(
     k += batch * k_strides[0] + head * k_strides[1]
     v += batch * v_strides[0] + head * v_strides[1]
     largest = tl.full([M], float("-inf"), tl.float32)
-    total = tl.zeros([M], tl.float32)
-    sums = tl.zeros([M, V_WIDE], tl.float32)
-    for at in range(start, last, N):
+    total, sums = tl.zeros([M], tl.float32), tl.zeros([M, V_WIDE], tl.float32)
+    # a tile of a quantised cache is within a block of one scale
+    first_tile, of_head = start // N * N if UNIT else start, (batch * kv_heads + head) * scales
+    for at in range(first_tile, last, N):
         key = at + tl.arange(0, N).to(tl.int64)
-        exists = key < last
-        keys = _load(k, key * k_strides[2], exists, 0, DIM, WIDE)
+        exists = (key >= start) & (key < last) if UNIT else key < last
+        keys = _load(k, key * k_strides[2], exists, 0, DIM, WIDE, UNIT, own.dtype)
         scores = tl.dot(own, tl.trans(keys), input_precision="ieee")
         if REST:
             rest = _load(k, key * k_strides[2], exists, DIM, REST, REST_WIDE)
             scores += tl.dot(own_rest, tl.trans(rest), input_precision="ieee")
+        scores *= _factor(k_scale, of_head + at // _SCALE_BLOCK, UNIT)
         scores = capped(scores, CAP) * (scale * _LOG2_E)
-        visible = exists[None, :] & (key[None, :] >= from_key[:, None])
-        visible = visible & (key[None, :] < stop_key[:, None])
-        scores = tl.where(visible, scores, float("-inf"))
+        visible = (key[None, :] >= from_key[:, None]) & (key[None, :] < stop_key[:, None])
+        scores = tl.where(exists[None, :] & visible, scores, float("-inf"))
         new = tl.maximum(largest, tl.max(scores, 1))
         # rows without any key so far stay 0 and -inf
         shift = tl.where(new == float("-inf"), 0.0, new)
         weights = tl.exp2(scores - shift[:, None])
         keep = tl.exp2(largest - shift)
         total = total * keep + tl.sum(weights, 1)
-        values = keys if REST else _load(v, key * v_strides[2], exists, 0, V_DIM, V_WIDE)
-        added = tl.dot(weights.to(values.dtype), values, input_precision="ieee")
-        sums = sums * keep[:, None] + added
-        largest = new
+        values = (
+            keys
+            if REST
+            else _load(v, key * v_strides[2], exists, 0, V_DIM, V_WIDE, UNIT, own.dtype)
+        )
+        added = tl.dot(weights.to(own.dtype), values, input_precision="ieee")
+        added *= _factor(v_scale, of_head + at // _SCALE_BLOCK, UNIT)
+        sums, largest = sums * keep[:, None] + added, new
     sums = sums / tl.where(total == 0, 1.0, total)[:, None]
     # (splits, B, Hk, group, m): the rows of a program are neighbours
     batches = tl.num_programs(0) // blocks // splits // kv_heads
@@ -144,8 +165,10 @@ def forward(
     parts: sets of keys that do not overlap.  decode.cuda_limit_reason says what is not supported.
     """
     shapes, strides = (q.shape, k.shape, v.shape), (q.stride()[:3], k.stride()[:3], v.stride()[:3])
-    factors = scores.factors(q.shape[3]), is_latent(k, v)
+    factors = scores.factors(q.shape[3]), is_latent(k, v), UNITS.get(k.dtype, 0)
     splits, tables, split, join = _step(parts, q.device, q.dtype, shapes, strides, dtype, *factors)
+    scales = [t.scale if isinstance(t, Quantised) else t for t in (k, v)]
+    k, v = (t.view(torch.int8) if isinstance(t, Quantised) else t for t in (k, v))
     shape = (*q.shape[:3], v.shape[3])
     joined = torch.empty(shape, dtype=dtype, device=q.device)
     joined_lse = torch.empty(shape[:3], dtype=torch.float32, device=q.device)
@@ -154,7 +177,7 @@ def forward(
         out = torch.empty((splits, *shape), dtype=torch.float32, device=q.device)
         lse = torch.empty((splits, *shape[:3]), dtype=torch.float32, device=q.device)
     with on_device(q):
-        split(q, k, v, out, lse, *tables)
+        split(q, k, v, *scales, out, lse, *tables)
         if splits > 1:
             join(out, lse, joined, joined_lse)
     return joined, joined_lse
@@ -166,13 +189,13 @@ def _step(
 ) -> tuple[int, list[Tensor], Launch, Launch]:
     """Prepare steps of one shape: on the host that takes longer than to start both kernels.
 
-    of_tensors: shapes and strides of q, k and v, dtype of the output, factor and cap of q·k, and if
-    k is a latent.
+    of_tensors: shapes and strides of q, k and v, dtype of the output, factor and cap of q·k, if k
+    is a latent, and UNIT.
     Returns the number of splits; keys and part of each, with the keys that tokens see of a part;
     the launches.
     """
-    (q_shape, k_shape, (*_, v_dim)), strides, _, (scale, cap), latent = of_tensors
-    (batch, heads, queries, dim), kv_heads = q_shape, k_shape[1]
+    (q_shape, k_shape, (*_, v_dim)), strides, _, (scale, cap), latent, unit = of_tensors
+    (batch, heads, queries, dim), (_, kv_heads, tokens, _) = q_shape, k_shape
     rows, rest = heads // kv_heads * queries, dim - v_dim if latent else 0
     dim -= rest
     tile = tile_of(min(rows, MAX_ROWS[dtype]), max(dim, v_dim), dtype)
@@ -187,10 +210,10 @@ def _step(
     arrays = ranges, [part.first for part in parts], [part.stop for part in parts]
     tables = [torch.from_numpy(np.asarray(a, dtype=np.int64)).to(device) for a in arrays]
     splits, v_wide = len(ranges), _wide(v_dim)
-    sizes = splits, kv_heads, rows, queries, scale
+    sizes = splits, kv_heads, rows, queries, scale, -(-tokens // KV_BLOCK)
     constants = {"DIM": dim, "WIDE": _wide(dim), "V_DIM": v_dim, "V_WIDE": v_wide, "CAP": cap}
     constants |= {"REST": rest, "REST_WIDE": _wide(rest)}
-    constants |= {"M": tile.queries, "N": tile.keys, **tile.options}
+    constants |= {"M": tile.queries, "N": tile.keys, "UNIT": unit, **tile.options}
     split = Launch(_split, splits * units, (*strides, *sizes), constants)
     constants = {"DIM": v_dim, "WIDE": v_wide, "S": 32}
     return splits, tables, split, Launch(_join, batch * heads * queries, [splits], constants)

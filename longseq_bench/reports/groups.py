@@ -25,7 +25,7 @@ def split_names(names: str) -> tuple[str, ...]:
 
 SAME_TABLE = split_names(
     "fingerprint device mode new_tokens dtype mask sink soft_cap batch heads kv_heads head_dim "
-    "v_head_dim latent model memory_budget time_budget threads fit_only"
+    "v_head_dim latent kv_dtype model memory_budget time_budget threads fit_only"
 )
 SIMILAR_DENSITY = 0.9
 """Fraction of the highest density; rows at or above it are treated as equally sparse."""
@@ -87,7 +87,7 @@ def _describe_fields(
         heads = f"{row.heads} heads of a latent {row.latent}"
     model = f"model {row.model}" if row.model and row.layers == 1 else row.model
     yield of("model layers", model, "no model")
-    yield of("mode new_tokens", mode_words(row.mode, row.new_tokens))
+    yield of("mode new_tokens kv_dtype", mode_words(row.mode, row.new_tokens, row.kv_dtype))
     yield of("dtype", row.dtype)
     yield of("mask", mask_words(row.mask))
     yield of("sink", "sinks" if row.sink else "", "no sinks")

@@ -5,7 +5,7 @@ Letters: L layers, P parameters, R ranks that share the tokens, t tensor-paralle
 size, w width of the MLP, b bytes per element, n tokens of a rank: batch · tokens / R; a elements of
 a token in q, k, v and the output.
 
-caches        decoding: k and v of the other layers, of each kind with its own heads and window, or
+caches        decoding: k, v, scales of other layers, of each kind with its own heads and window, or
               the latent (arXiv 2405.04434); KV heads are split over t, or copied if there are fewer
 activations   decoding and forward: n · b · (2 h + max(3 w, a) / t): a residual, a hidden state, and
               gate, up and their product or those of attention, whichever are more; and the logits
@@ -32,7 +32,7 @@ width or a vocabulary their parts are left out.
 
 from dataclasses import dataclass
 
-from longseq_bench.core.cost import LSE_BYTES
+from longseq_bench.core.cost import LSE_BYTES, scale_bytes
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import DTYPE_BYTES, DryRunEstimate, Trial, Workload
 from longseq_bench.core.model_files import LayerKind, split_kv_heads
@@ -150,13 +150,15 @@ class ModelPlan:
 
     def _cached_bytes(self, w: Workload) -> int:
         """Return the bytes of k and v in all layers but the trial's, one of the first kind."""
-        elements = sum(
-            (kind.layers - (kind is self.shape.kinds[0]))
-            * kind.cached_elements(self.tp)
-            * min(w.seq_len, kind.window or w.seq_len)
-            for kind in self.shape.kinds
-        )
-        return w.batch * elements * w.dtype_bytes
+        total, each = 0, 1 if w.kv_dtype else w.dtype_bytes
+        for kind in self.shape.kinds:
+            tokens = min(w.seq_len, kind.window or w.seq_len)
+            elements = kind.cached_elements(self.tp)
+            heads = elements // max(1, kind.head_dim + kind.v_head_dim)
+            scales = scale_bytes(w, tokens) // w.kv_heads * heads
+            others = kind.layers - (kind is self.shape.kinds[0])
+            total += others * (w.batch * elements * tokens * each + scales)
+        return total
 
     def _parameter_bytes(self, name: str, bytes_each: int, ranks: int) -> int | None:
         """Return the bytes of something that each parameter has; None if they aren't counted."""

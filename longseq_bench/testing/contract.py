@@ -26,6 +26,7 @@ from longseq_bench.testing.definition import (
 )
 from longseq_bench.worker.check import PARAMETERS, TOLERANCE, check
 from longseq_bench.worker.checked_rows import FULL_CHECK_TOKENS
+from longseq_bench.worker.passes import draw_inputs
 
 HEADS, HEAD_DIM, BATCH = 4, 16, 2
 
@@ -174,6 +175,12 @@ class ImplementationContract:
             pairs, cost = count_pairs(attention), attention.cost()
             assert cost.flops == pytest.approx(4 * HEAD_DIM * BATCH * float(pairs.sum()))
             assert cost.floor_bytes == 2 * BATCH * kv_heads * 150 * HEAD_DIM * w.dtype_bytes
+            if kind.takes_kv_dtype:
+                w, rows = w.model_copy(update={"kv_dtype": "int8"}), torch.tensor([*w.queries])
+                attention = build_attention(implementation, options, w)
+                inputs = draw_inputs(attention, "cpu", 0, rows).inputs
+                found = check(attention, inputs, attention(*inputs), rows)
+                assert found.over_tolerance(w.dtype) is None
 
     @pytest.mark.parametrize("part", [{"sink": True}, {"soft_cap": 0.7}], ids=["sink", "cap"])
     def test_sinks_and_a_soft_cap_are_right_or_refused(

@@ -181,7 +181,7 @@ class DenseBaseline:
         matrices = self.attention.projections()
         with torch.set_grad_enabled(w.train):
             tensors = {
-                name: t.detach()[:, :, :count].requires_grad_(w.train)
+                name: t if w.decode else t.detach()[:, :, :count].requires_grad_(w.train)
                 for name, t, count in zip("qkv", pass_.inputs, (rows, keys, keys), strict=True)
             }
             q, k, v = (t @ matrices[n] if n in matrices else t for n, t in tensors.items())

@@ -8,9 +8,9 @@ of two a and e, each tensor is that of the checked pass times
     dq: s g e / a    dk: s g e a
 
 s has a sign for each column of head_dim, t one for each of v_head_dim. Where matrices mix columns,
-each KV head of each row of the batch has a sign instead. Scores and work stay the same, unless
-signs of q's columns change alone. The v of a latent is a part of k, with its factors. Drawing new
-inputs would take twenty times as long.
+and in a quantised cache, whose scales change alone, each KV head of each row of the batch has a
+sign instead. Scores and work stay the same, unless signs of q's columns change alone. The v of a
+latent is a part of k, with its factors. Drawing new inputs would take twenty times as long.
 """
 
 import random
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from longseq_bench.attention.base import Attention
+from longseq_bench.kernels.quantised import Quantised
 
 _POWERS = 4
 """Powers of two are 1 to 8; of float16, whose small numbers have fewer bits, only 1."""
@@ -40,7 +41,7 @@ class InputChanges:
         """Change the inputs of the next pass, by name."""
         attention, w = self._attention, self._attention.workload
         shapes: list[tuple[int, ...]] = [(w.head_dim,), (w.v_head_dim,)]
-        if attention.projections() or attention.chooses_layout:
+        if attention.projections() or attention.chooses_layout or w.kv_dtype:
             shapes = [(w.batch, w.kv_heads)] * 2
         sizes = [*map(prod, shapes)]
         powers = 1 if attention.coarsest_dtype == "float16" else _POWERS
@@ -56,6 +57,7 @@ class InputChanges:
         self._of_q_alone = _signs(of_q, w.head_dim)
         for name, tensor in inputs.items():
             factor = self.factor(name)
+            tensor = tensor.scale[..., None] if isinstance(tensor, Quantised) else tensor
             with torch.no_grad():
                 tensor.mul_((factor / self.made.get(name, 1.0)).to(tensor))
             self.made[name] = factor

@@ -122,6 +122,7 @@ class KnownScores(SpecialInputs):
         self._u = 1 + torch.arange(d).double() % 8 / 8
         self._u[1 : self._bits + 1] = 0
         self._has_outliers = name not in (TWO_LEVEL, EQUAL) and d >= self._bits + 5
+        self._has_outliers &= not workload.kv_dtype  # eight bits have no room for them
         if self._has_outliers:
             self._u[-1] = 0
         # sinks are far from scores that are near a cap

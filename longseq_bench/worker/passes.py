@@ -8,6 +8,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Self, cast
 
 import torch
@@ -24,6 +25,7 @@ from longseq_bench.distributed.token_order import count_tokens
 from longseq_bench.kernels import host_memory
 from longseq_bench.kernels.base import Triple
 from longseq_bench.kernels.exact.base import Use
+from longseq_bench.kernels.quantised import Quantised
 from longseq_bench.kernels.torch_spans import torch_kernel
 from longseq_bench.meters.clock import wait_for_device
 from longseq_bench.patterns import Tokens
@@ -33,7 +35,7 @@ from longseq_bench.worker.input_changes import InputChanges
 from longseq_bench.worker.messages import MeasurementLog, MessageSender
 
 _DIGEST_ROWS = {"cpu": 2**13, "cuda": 2**16}  # on a CPU their sums count for the memory budget
-_INTEGERS = (torch.int64, torch.int32, torch.int16)
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 @dataclass
@@ -139,9 +141,11 @@ def draw_inputs(
     # tensors in mapped files are filled on the host
     place = "cpu" if attention.on_host and device != "meta" else device
 
-    def empty(shape: tuple[int, ...]) -> Tensor:
+    def empty(shape: tuple[int, ...], name: str = "") -> Tensor:
         if attention.on_host:
             return host_memory.zeros(shape, dtype, device)
+        if w.kv_dtype and name in ("k", "v"):
+            return Quantised.empty(shape, w.kv_dtype, device)
         return torch.empty(shape, dtype=dtype, device=device)
 
     of_keys = ((n, shard.kv_heads, shard.key_tokens) for n in ("k" if w.latent else "kv"))
@@ -159,7 +163,7 @@ def draw_inputs(
                 fill(tensor, *part)
         return fill
 
-    q, k, *values = (empty(shape).requires_grad_(w.train) for shape in shapes)
+    q, k, *values = (empty(*s).requires_grad_(w.train) for s in zip(shapes, "qkv", strict=False))
     v = values[0] if values else k[..., : w.v_head_dim]
     fill = draw((q, k, v))
     original_q = host_memory.copy(q, device) if keep == "nothing" else None
@@ -213,17 +217,22 @@ def _make_filler(attention: Attention, device: str, seed: int | None) -> Fill:
     """
     if device == "meta" or seed is None:
         return lambda tensor, *_: tensor.fill_(0.5)
-    if attention.group.size == 1:
-        generator = torch.Generator(device).manual_seed(seed)
-        return lambda tensor, *_: tensor.normal_(generator=generator)
+    shared = torch.Generator(device).manual_seed(seed) if attention.group.size == 1 else None
 
     def fill(tensor: Tensor, name: str, heads: range, tokens: Tokens) -> None:
-        token_set = fingerprint(tokens)
-        for i, b in enumerate(attention.shard.batch):
-            for j, head in enumerate(heads):
-                part_seed = _hash(seed, name, b, head, token_set)
-                generator = torch.Generator(device).manual_seed(part_seed)
-                tensor[i, j].normal_(generator=generator)
+        batch, token_set = attention.shard.batch, fingerprint(tokens)
+
+        def draw(numbers: Tensor, i: int, j: int, *start: int) -> None:
+            part_seed = _hash(seed, name, batch[i], heads[j], token_set, *start)
+            numbers.normal_(generator=torch.Generator(device).manual_seed(part_seed))
+
+        if isinstance(tensor, Quantised):
+            tensor.fill_from(draw, attention.torch_dtype)
+        elif shared is not None:
+            tensor.normal_(generator=shared)
+        else:
+            for i, j in product(range(len(batch)), range(len(heads))):
+                draw(tensor[i, j], i, j)
 
     return fill
 

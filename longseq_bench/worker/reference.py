@@ -29,6 +29,7 @@ from longseq_bench.distributed.shard import (
     is_owner,
 )
 from longseq_bench.kernels.base import Triple
+from longseq_bench.kernels.quantised import rows_of
 from longseq_bench.patterns.visible_keys import visible_keys
 
 KEY_CHUNK = 65_536
@@ -96,7 +97,7 @@ class Reference:
         self.attention, self.rows = attention, rows
         self.workload, self.group = attention.workload, attention.group
         self.shard = attention.shard
-        self.q, self.k, self.v = (t.detach() for t in inputs)
+        self.q, self.k, self.v = inputs
         self.device = torch.device("cpu")
         if self.q.is_cuda:
             torch.cuda.empty_cache()
@@ -170,7 +171,7 @@ class Reference:
                 if counted_only and kept is not None and not len(kept):
                     continue
                 i, j = shard.batch.index(b), shard.kv_heads.index(head)
-                own = (t[i, j, at] for t in (self.k, self.v))
+                own = (rows_of(t, i, j, at) for t in (self.k, self.v))
                 k, v = (self.own(t if kept is None else t[kept.to(t.device)]) for t in own)
                 keys, values = self.projected(k, "k"), self.projected(v, "v")
                 yield KeyChunk(b, head, at, kept, is_counted, (k, v), keys, values, seen)

@@ -82,6 +82,8 @@ class SpecialInputs:
 
     def factor(self, b: int, kv_head: int) -> Tensor | None:
         """Return the factor (Dv) of a head's values; None: 1 for all heads."""
+        if self.workload.kv_dtype:
+            return None
         # eighths from 1 to 1.875, which every dtype represents exactly, in another order each
         dims = torch.arange(self.workload.v_head_dim, dtype=torch.float64)
         step = 1 + 2 * (kv_head // 8 + b // 8)
@@ -105,6 +107,8 @@ class SpecialInputs:
             for (name, positions), tensor in zip(names, tensors, strict=False):
                 if name not in self.written:
                     continue
+                # of a quantised cache: all that is written is 0 or ±1
+                getattr(tensor, "scale", tensor[:0]).fill_(1)
                 for start in range(0, len(positions), chunk):
                     own = slice(start, start + chunk)
                     some = torch.from_numpy(positions[own]).to(tensor.device)

@@ -29,6 +29,7 @@ from longseq_bench.core.gpus import explain_broken_gpu, python_header
 from longseq_bench.core.model import Device, Outcome, Phase, Status
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import all_gather
+from longseq_bench.kernels.quantised import before_quantisation
 from longseq_bench.worker.check import UNIT, check, count_zero_rows, is_finite, row_slices
 from longseq_bench.worker.messages import samples_of
 from longseq_bench.worker.passes import Pass, TrialRun, run_forward, run_pass
@@ -214,6 +215,10 @@ class Verdicts(TrialRun):
             self.attention, pass_.original_inputs, pass_.out, self.rows, pass_.grad_out, pass_.grads
         )
         errors = own.largest_over_ranks(group)
+        if self.attention.workload.kv_dtype and self.trial.repeats:
+            before = before_quantisation(pass_.inputs)
+            of_full = check(self.attention, before, pass_.out, self.rows).largest_over_ranks(group)
+            note("quantisation_error", of_full.worst)
         dtype = self.attention.coarsest_dtype
         if UNIT[dtype] > UNIT[self.attention.workload.dtype]:
             self.log.facts["judged_as"] = dtype

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from longseq_bench.attention.base import IMPLEMENTATIONS
-from longseq_bench.core.cost import attention_flops, floor_bytes, mask_pairs
+from longseq_bench.core.cost import attention_flops, floor_bytes, floor_tokens, mask_pairs
 from longseq_bench.core.errors import UnsupportedError, WorldError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
@@ -197,6 +197,18 @@ def test_a_sparse_step_over_a_latent_copies_its_values_with_its_keys() -> None:
         assert meter.peak < floor_bytes(w) + 1.2 * attention.bytes_to_read()
 
 
+def test_a_quantised_cache_is_counted_with_its_scales() -> None:
+    """Two scales of 4 bytes for each of 2 · 2 KV heads and 128 tokens, or some."""
+    w = decode(300, kv_heads=2, kv_dtype="fp8", v_head_dim=8)
+    head = 300 * (16 + 8) + 3 * 2 * 4
+    assert floor_bytes(w) == build_attention("ring", {}, w).bytes_to_read() == 4 * head
+    assert floor_tokens(w, 4 * head) == 300
+    assert floor_tokens(w, 4 * head - 1) == 299
+    options = {"pattern": "sink-window", "block": 16, "globals": 32, "window": 64}
+    sparse = build_attention("block-sparse", options, decode(300, kv_heads=2, kv_dtype="fp8"))
+    assert sparse.bytes_to_read() == 4 * (92 * 32 + 2 * 4)
+
+
 # ---- refusals ----------------------------------------------------------------------------------
 
 
@@ -229,6 +241,26 @@ def test_a_sparse_cache_is_on_one_rank() -> None:
 
 
 # ---- costs and checks --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        ("sdpa", {}, "kv_dtype int8 is for split-kv kernels: .* use ring"),
+        (
+            "ring",
+            {"kernel": "aten-flash-cpu"},
+            "kernel=aten-flash-cpu: split-kv alone reads int8 caches",
+        ),
+        ("block-sparse", {"pattern": "sink-window", "kernel": "triton"}, "reads int8 caches"),
+    ],
+    ids=str,
+)
+def test_kernels_that_read_no_quantised_cache_are_refused(
+    name: str, options: Options, reason: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=reason):
+        build_attention(name, options, decode(kv_dtype="int8"))
 
 
 @pytest.mark.parametrize("fault", ["last key", "first split", "wrong scale"])

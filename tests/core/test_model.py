@@ -38,8 +38,9 @@ def test_every_field_of_a_trial_and_its_workload_changes_its_key() -> None:
         "causal": True, "mode": "train", "mask": "sliding-window:4", "v_head_dim": 32, "sink": True,
         "soft_cap": 50.0,
     }  # fmt: skip
+    of_decode = {"new_tokens", "layers", "kv_dtype"}
     labels = {"model", "weights"}
-    later = {"new_tokens", "layers", "latent"}
+    later = {*of_decode, "latent"}
     assert {"seq_len", *workload} == {*Workload.model_fields} - later - labels
     keys = {trial(**{field: value}).key for field, value in workload.items()}
     # 0 means 1 in decode
@@ -48,7 +49,8 @@ def test_every_field_of_a_trial_and_its_workload_changes_its_key() -> None:
     cached = {"heads": 8, "kv_heads": 1, "head_dim": 576, "v_head_dim": 512, "mode": "decode"}
     latents = None, "512+64", "512+64/192", "512+64/256"
     keys |= {trial(**cached, latent=latent).key for latent in latents}
-    assert len(keys | {trial().key}) == len(workload) + 8
+    keys |= {trial(mode="decode", kv_dtype=kind).key for kind in ("int8", "fp8", None)}
+    assert len(keys | {trial().key}) == len(workload) + 10
 
 
 def layers_of(count: int, window: int | None = None) -> Layers:
@@ -84,6 +86,8 @@ def test_a_step_of_decoding_has_one_new_token_by_default() -> None:
 def test_new_tokens_need_decode_and_room_in_the_cache() -> None:
     with pytest.raises(ValidationError, match="new_tokens 2 needs mode decode"):
         trial(mode="train", new_tokens=2)
+    with pytest.raises(ValidationError, match="kv_dtype int8 needs mode decode"):
+        trial(kv_dtype="int8")
     with pytest.raises(ValidationError, match="new_tokens 9 are more than the cache of 8 tokens"):
         trial(seq_len=8, mode="decode", new_tokens=9)
     # a search may ask for a length below the new tokens

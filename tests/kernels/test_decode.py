@@ -12,6 +12,7 @@ from torch import Tensor
 from longseq_bench.core.workload import PLAIN_SCORES, Scores
 from longseq_bench.kernels import decode
 from longseq_bench.kernels.decode import SeenKeys, choose_splits
+from longseq_bench.kernels.quantised import Quantised, before_quantisation, rows_of
 from tests.kernels.triton_interpreter import Interpreted
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -41,6 +42,7 @@ class Step:
     v_dim: int
     dtype: torch.dtype = torch.float32
     scores: Scores = PLAIN_SCORES
+    kv_dtype: str | None = None
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         generator = torch.Generator().manual_seed(self.keys)
@@ -50,6 +52,8 @@ class Step:
         q, k, v = (
             torch.randn(self.batch, *shape, generator=generator).to(self.dtype) for shape in shapes
         )
+        if self.kv_dtype:
+            k, v = (quantise(t, self.kv_dtype) for t in (k, v))
         return q, k, v if self.scores.scale is None else k[..., : self.v_dim]
 
     def seen(self) -> SeenKeys:
@@ -71,12 +75,23 @@ STEPS = [
     Step(2, 7, 1, 3, 1300, 57, 40, scores=Scores(scale=0.2)),
     Step(1, 6, 2, 2, 700, 80, 64, scores=Scores(soft_cap=1.5)),
 ]
+FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
+QUANTISED = [
+    replace(STEPS[0], kv_dtype="int8", keys=300),
+    replace(STEPS[1], kv_dtype="fp8", keys=300, dtype=BF16),
+    replace(STEPS[2], kv_dtype="int8", dtype=FP16),
+    replace(STEPS[3], kv_dtype="fp8", keys=400),
+    replace(STEPS[4], kv_dtype="int8", dtype=BF16),
+    replace(STEPS[5], kv_dtype="fp8", dtype=FP16),
+]
 
 
 def define(step: Step) -> tuple[Tensor, Tensor]:
     """Return the output and log-sum-exp in float64, by the definition."""
     (q, k, v), seen = step.tensors(), step.seen()
-    k, v = (t.double().repeat_interleave(step.heads // step.kv_heads, 1) for t in (k, v))
+    every = slice(None), slice(None), slice(0, step.keys)
+    k, v = (rows_of(t, *every).double() for t in (k, v))
+    k, v = (t.repeat_interleave(step.heads // step.kv_heads, 1) for t in (k, v))
     scores, cap = q.double() @ k.mT * step.scores.scale_for(step.dim), step.scores.soft_cap
     scores = cap * torch.tanh(scores / cap) if cap else scores
     keys = np.arange(step.keys)
@@ -85,13 +100,32 @@ def define(step: Step) -> tuple[Tensor, Tensor]:
     return scores.softmax(-1).nan_to_num(0.0) @ v, scores.logsumexp(-1)
 
 
+def quantise(numbers: Tensor, kv_dtype: str) -> Quantised:
+    cache = Quantised.empty(tuple(numbers.shape), kv_dtype, "cpu")
+
+    def draw(part: Tensor, i: int, j: int, start: int) -> None:
+        own = numbers[i, j, start : start + len(part)]
+        part.fill_(6e4)[: len(own)] = own
+
+    cache.fill_from(draw, numbers.dtype)
+    return cache
+
+
+def move(tensor: Tensor, device: str) -> Tensor:
+    moved = tensor.to(device)
+    if isinstance(tensor, Quantised):
+        moved = moved.as_subclass(Quantised)
+        moved.scale = tensor.scale.to(device)
+    return moved
+
+
 def run_triton(
     step: Step, device: str, cut: int | None = None, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor]:
     """cut: a key from which on all keys are a second part."""
     from longseq_bench.kernels import triton_decode
 
-    seen, (q, k, v) = step.seen(), (t.to(device) for t in step.tensors())
+    seen, (q, k, v) = step.seen(), (move(t, device) for t in step.tensors())
     parts: tuple[SeenKeys, ...] = (seen,)
     if cut is not None:
         first = SeenKeys(np.minimum(seen.first, cut), np.minimum(seen.stop, cut))
@@ -118,6 +152,35 @@ def test_equals_the_definition(step: Step, dtype: torch.dtype) -> None:
     step = replace(step, dtype=dtype)
     got = decode.forward(*step.tensors(), step.seen(), step.scores)
     assert_defined(got, step, TOLERANCE)
+
+
+@compiled
+@pytest.mark.parametrize("step", QUANTISED, ids=str)
+def test_a_quantised_cache_equals_the_definition(
+    step: Step, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Splits begin anywhere in a block of keys with one scale."""
+    if reason := decode.unavailable_reason(torch.float16):
+        pytest.skip(reason)
+    monkeypatch.setattr(decode, "MIN_SPLIT_KEYS", 150)
+    assert_defined(decode.forward(*step.tensors(), step.seen()), step, TOLERANCE)
+
+
+@pytest.mark.parametrize(("kv_dtype", "steps"), [("int8", 0.5), ("fp8", 2**-4)])
+def test_a_number_is_quantised_to_the_nearest(kv_dtype: str, steps: float) -> None:
+    """By the largest of 128 tokens of its head; fp8 has relative steps of 2^-3 above 2^-6."""
+    numbers = torch.randn(2, 3, 300, 20) * torch.tensor([1.0, 100, 0])[:, None, None]
+    cache = quantise(numbers, kv_dtype)
+    got = torch.stack([rows_of(cache, 0, j, slice(130, 300)) for j in range(3)])
+    of_block = numbers[0, :, 128:256].abs().amax((1, 2)), numbers[0, :, 256:].abs().amax((1, 2))
+    largest = torch.stack(of_block, 1).repeat_interleave(128, 1)[:, 2:172, None]
+    scale = largest / {"int8": 127, "fp8": 448}[kv_dtype]
+    allowed = scale * steps if kv_dtype == "int8" else numbers[0, :, 130:].abs() * steps
+    error = (got - numbers[0, :, 130:]).abs()
+    assert (error <= allowed.maximum(scale * 2**-9) * 1.0001 + 1e-30).all()
+    assert cache.nbytes + cache.scale.nbytes == numbers.numel() + 2 * 3 * 3 * 4
+    assert torch.equal(rows_of(before_quantisation((cache,) * 3)[1], 1, 0, slice(7, 9)),
+                       numbers[1, 0, 7:9])  # fmt: skip
 
 
 @compiled
@@ -148,7 +211,8 @@ def test_large_scores_and_nan() -> None:
 @pytest.mark.parametrize(
     ("step", "dtype"),
     [(step, torch.float32) for step in STEPS]
-    + [(STEPS[1], torch.bfloat16), (STEPS[2], torch.float16), (STEPS[6], torch.bfloat16)],
+    + [(STEPS[1], torch.bfloat16), (STEPS[2], torch.float16), (STEPS[6], torch.bfloat16)]
+    + [(step, step.dtype) for step in QUANTISED],
     ids=str,
 )
 def test_triton_equals_the_definition(
@@ -159,7 +223,11 @@ def test_triton_equals_the_definition(
 
 
 @needs_triton
-@pytest.mark.parametrize(("step", "cut"), [(STEPS[1], 100), (STEPS[3], 3), (STEPS[5], 64)], ids=str)
+@pytest.mark.parametrize(
+    ("step", "cut"),
+    [(STEPS[1], 100), (STEPS[3], 3), (STEPS[5], 64), (replace(QUANTISED[1], dtype=FP32), 100)],
+    ids=str,
+)
 def test_triton_computes_sets_of_keys_together(
     interpreted: Interpreted, step: Step, cut: int
 ) -> None:
@@ -181,7 +249,7 @@ def test_the_limits_of_triton_are_named() -> None:
 @pytest.mark.cuda
 @needs_triton
 @pytest.mark.parametrize("dtype", ROUNDED, ids=str)
-@pytest.mark.parametrize("step", [*STEPS, Step(2, 32, 8, 4, 40_000, 128, 128)], ids=str)
+@pytest.mark.parametrize("step", [*STEPS, *QUANTISED, Step(2, 32, 8, 4, 40_000, 128, 128)], ids=str)
 def test_triton_on_a_gpu(step: Step, dtype: torch.dtype) -> None:
     step = replace(step, dtype=dtype)
     assert_defined(run_triton(step, "cuda"), step, ROUNDED[dtype])

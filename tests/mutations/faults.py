@@ -58,6 +58,15 @@ _PATTERNS = (
 )
 
 _KERNELS = (
+    Fault("scale-of-values", "kernels", "kernels/decode.cpp",
+          "p->v_scale[scale_at]", "p->k_scale[scale_at]",
+          ("tests/kernels/test_decode.py",)),
+    Fault("tile-over-two-scales", "kernels", "kernels/decode.cpp",
+          "KEYS - start % KEYS : KEYS", "KEYS : KEYS",
+          ("tests/kernels/test_decode.py",)),
+    Fault("quantised-towards-zero", "kernels", "kernels/quantised.py",
+          "blocks.round_()", "blocks.trunc_()",
+          ("tests/kernels/test_decode.py",)),
     Fault("merge-weights", "kernels", "kernels/merge.py",
           "torch.sigmoid(part_lse - lse)", "torch.sigmoid(lse - part_lse)",
           ("tests/kernels/test_tiling.py",)),

@@ -27,6 +27,7 @@ from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.token_order import Shard, even_span
+from longseq_bench.kernels.quantised import Quantised, rows_of
 
 BLOCK = 128
 LATER = 4
@@ -37,7 +38,7 @@ class Faulty(Attention):
     """Exact attention with one fault."""
 
     summary = "for tests"
-    many_ranks = takes_masks = takes_sinks = takes_decode = takes_latent = True
+    many_ranks = takes_masks = takes_sinks = takes_decode = takes_latent = takes_kv_dtype = True
     takes_scores = ("soft_cap",)
 
     def __init__(
@@ -68,6 +69,8 @@ class Faulty(Attention):
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self.passes, self.device = self.passes + 1, q.device
         given = q, k, v
+        if isinstance(k, Quantised):
+            k, v = (_dequantised(self, name, t) for name, t in (("k", k), ("v", v)))
         if change := INPUTS.get(self.kind):
             q, k, v = change(self, q, k, v)
         if gradient := GRADIENTS.get(self.kind):
@@ -105,7 +108,8 @@ class Faulty(Attention):
         scores = CAPS.get(self.kind, _capped)(self, q @ k.transpose(-1, -2) * w.scale)
         self.bound = q.norm(dim=-1)[..., None] * k.norm(dim=-1).amax(-1)[..., None, None]
         weigh = WEIGHTS.get(self.kind, _with_sinks if w.sink else _scaled(1))
-        return (weigh(self, scores.masked_fill(~visible, -math.inf)) @ v[:, uses].float()).to(v)
+        out = weigh(self, scores.masked_fill(~visible, -math.inf)) @ v[:, uses].float()
+        return out.to(self.torch_dtype)
 
 
 class _Gather(torch.autograd.Function):
@@ -169,6 +173,21 @@ INPUTS: dict[str, InputFault] = {
     "values are the last elements of a latent": lambda a, q, k, v: (q, k, k[..., -v.shape[3] :]),
     "values of head 0 for all": lambda a, q, k, v: (q, k, v[:, :1].expand_as(v)),
 }
+
+CACHES: dict[str, Callable[[str, Tensor], Tensor]] = {
+    "scale of the neighbouring head": lambda name, scale: scale.roll(1, 1),
+    "scale of the neighbouring block": lambda name, scale: scale.roll(1, 2),
+    "scale of values left out": lambda name, scale: scale if name == "k" else scale * 0 + 1,
+}
+"""Changes of the scales of a quantised cache, (B, Hk, blocks)."""
+
+
+def _dequantised(attention: Faulty, name: str, cache: Tensor) -> Tensor:
+    changed = cache.as_subclass(Quantised)
+    changed.scale = CACHES.get(attention.kind, lambda name, scale: scale)(name, cache.scale)
+    every = slice(None)
+    return rows_of(changed, every, every, slice(0, cache.shape[2])).float()
+
 
 OVERWRITES: dict[str, Callable[[Tensor, Tensor, Tensor], object]] = {
     "queries overwritten by zeros": lambda q, k, v: q.zero_(),
@@ -515,4 +534,4 @@ RESULTS: dict[str, Callable[[Faulty, Tensor, Tensor, Tensor], Tensor]] = {
 }
 
 PLAIN = ("none", "kv heads in turn", "keys of other ranks have no gradient")
-KINDS = {*PLAIN, *INPUTS, *OVERWRITES, *MASKS, *WEIGHTS, *OUTPUTS, *GRADIENTS, *RESULTS}
+KINDS = {*PLAIN, *INPUTS, *CACHES, *OVERWRITES, *MASKS, *WEIGHTS, *OUTPUTS, *GRADIENTS, *RESULTS}

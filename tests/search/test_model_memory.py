@@ -96,6 +96,10 @@ def test_decoding_keeps_the_caches_of_all_other_layers() -> None:
     found = memory(plan, DECODE, 1)
     assert (found.caches, found.weights) == (caches, WEIGHTS)
     assert memory(plan, DECODE, 4).caches == caches // 4
+    heads = 2 * 2 * (2 * 2 + 5 * 1)  # rows of the batch, k and v
+    numbers = 2 * (2 * 2 * 8 * 100 + 5 * 1 * 8 * 30)
+    quantised = DECODE.model_copy(update={"kv_dtype": "fp8"})
+    assert memory(plan, quantised, 1).caches == numbers + 4 * heads
     step, training = (trial().replace(workload=w) for w in (DECODE, TRAIN))
     assert plan.step_seconds(step, 0.5, 100.0) == 0.5 + (caches + WEIGHTS) / 100
     assert plan.step_seconds(training, 0.5, 100.0) is None

@@ -29,7 +29,7 @@ PAGE = Path(__file__).parents[2] / "docs/what-the-check-sees.md"
 BEGIN, END = "<!-- begin: tests/worker/faults.py -->", "<!-- end -->"
 DTYPES = "float32", "bfloat16", "float16"
 STAGES = {
-    "Inputs": (*faulty.INPUTS, "kv heads in turn"),
+    "Inputs": (*faulty.INPUTS, *faulty.CACHES, "kv heads in turn"),
     "Overwritten inputs": tuple(faulty.OVERWRITES),
     "Visible keys": (*faulty.MASKS, "list of the next KV head"),
     "Weights": tuple(faulty.WEIGHTS),
@@ -52,6 +52,7 @@ SHAPES = {
     "last token of a prefix sees one key too many": {"mask": "prefix:300", "causal": False},
     **{kind: {"sink": True} for kind in faulty.WEIGHTS if kind.startswith("sink")},
     **{kind: {"soft_cap": 50.0} for kind in faulty.CAPS},
+    **{kind: {"mode": "decode", "kv_dtype": "int8", "causal": False} for kind in faulty.CACHES},
 }
 
 

@@ -59,6 +59,8 @@ def draw(launcher: LocalLauncher, number: int, device: str = "cpu") -> Trial:
     shape = {"kv_heads": kv_heads, "head_dim": pick.choice(HEAD_DIMS)}
     if kind.takes_latent and mode["mode"] == "decode" and rest.random() < 0.4:
         shape = {"latent": rest.choice(LATENTS)}
+    elif kind.takes_kv_dtype and mode["mode"] == "decode":
+        mode["kv_dtype"] = rest.choice((None, "int8", "fp8"))
     return complete(
         launcher, name, max(tokens, world), options, heads=heads, **shape,
         batch=pick.choice((1, 1, 2, world)), world_size=world,

@@ -22,6 +22,7 @@ NOT_COMPUTED = [Case("looked up by the inputs' bytes", "float16", 1),
                 Case("computed when it is read", "bfloat16", 2),
                 Case("layout chosen once", "bfloat16", 1),
                 Case("list of the next KV head", "float16", 1),
+                Case("scale of the neighbouring block", "bfloat16", 2),
                 Case("a clock that runs slowly", "float32", 1)]  # fmt: skip
 
 

@@ -48,6 +48,8 @@ def test_every_layer_has_a_cache_of_its_own_and_other_numbers() -> None:
 def test_the_floor_and_the_flops_count_all_layers() -> None:
     w = workload()
     assert floor_bytes(w) == CACHES
+    scales = 2 * 4 * (3 * 2 * 12 + 5 * 1 * 1)
+    assert floor_bytes(workload(kv_dtype="int8")) == CACHES // 4 + scales
     assert attention_flops(w) == 2 * (32 + 32) * 4 * (3 * TOKENS + 5 * WINDOW)
     for budget in (CACHES - 1, CACHES, 10 * CACHES):
         tokens = floor_tokens(w, budget)

@@ -15,7 +15,7 @@ from longseq_bench.core.model import Keep, Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import native
 from longseq_bench.launchers.local import RATES, LocalLauncher
-from longseq_bench.worker.known_scores import MIXED
+from longseq_bench.worker.known_scores import EQUAL, MIXED
 from longseq_bench.worker.passes import draw_inputs, run_pass
 from tests.make import record
 from tests.trials import MIB, complete, exact, passed, run, run_trial
@@ -313,6 +313,21 @@ def test_a_step_of_decoding_has_its_share_of_bandwidth(launcher: LocalLauncher) 
     assert row.copy_bandwidth
     assert row.tokens_per_s == pytest.approx(2 / row.time_s)
     assert row.share_of_bandwidth == pytest.approx(CACHE / row.time_s / row.copy_bandwidth)
+
+
+@exact
+def test_a_quantised_cache_never_exists_in_another_dtype(launcher: LocalLauncher) -> None:
+    """Two ranks; the error against the cache before quantisation is a figure of its own."""
+    shape = {"mode": "decode", "world_size": 2, "dtype": "bfloat16", "head_dim": 80, "heads": 4}
+    of = complete(launcher, "ring", 60_001, kv_dtype="int8", kv_heads=2, repeats=1, **shape)
+    outcome = passed(run_trial(launcher, of))
+    assert outcome.facts["every_row_checked"] == [MIXED, EQUAL]
+    floor = 2 * (60_001 * 2 * 80 + 469 * 2 * 4)
+    assert outcome.largest("floor") == outcome.largest("bytes_to_read") == floor
+    assert (outcome.largest("peak") or 0) < 0.5 * floor + 4 * MIB
+    (row,) = sweep_rows([record(of, outcome)])
+    assert row.kv_dtype == "int8"
+    assert 0.003 < (row.quantisation_error or 0) < 0.03
 
 
 def test_the_rates_of_a_device_are_measured_once_a_run(

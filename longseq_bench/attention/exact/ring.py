@@ -122,7 +122,7 @@ class Ring(Attention):
     """Exact attention, block by block, merged by log-sum-exp."""
 
     takes_v_head_dim = True
-    takes_decode = takes_latent = True
+    takes_decode = takes_latent = takes_kv_dtype = True
     takes_sinks = True
     summary = "blocks of keys and values pass from rank to rank; exact, minimal memory"
     many_ranks = True

@@ -178,7 +178,7 @@ class BlockSparse(LayoutAttention):
     summary = "each query block sees the key blocks of a named pattern"
     many_ranks = True
     takes_masks = True
-    takes_decode = takes_latent = True
+    takes_decode = takes_latent = takes_kv_dtype = True
 
     def __init__(
         self,
@@ -230,6 +230,9 @@ class BlockSparse(LayoutAttention):
             )
         if w.mask is not None:
             raise UnsupportedError(f"mode decode: block-sparse takes no mask {w.mask} there")
+        if w.kv_dtype and not self._reads_runs:
+            known = f"kv_dtype {w.kv_dtype}: kept keys are copied without their scales"
+            raise UnsupportedError(f"{known}; use one of the patterns {', '.join(OF_RUNS)}")
         if group.size > 1:
             raise WorldError("mode decode: block-sparse runs on one rank; ring splits a cache")
 

@@ -62,10 +62,11 @@ _FIELDS = split_names(
     "trial.workload.heads trial.workload.kv_heads trial.workload.head_dim "
     "trial.workload.v_head_dim trial.workload.model trial.workload.dtype trial.workload.causal "
     "trial.workload.visibility.text trial.workload.mode trial.workload.new_tokens "
-    "trial.workload.sink trial.workload.latent trial.device trial.world_size trial.memory_budget "
-    "trial.time_budget trial.threads trial.repeats trial.seed trial.round key outcome.status "
-    "outcome.reason outcome.phase wall_s processes predicted_tokens outcome.facts trial.fit_only "
-    "trial.keep trial.allocator trial.requested_dense_kernel trial.timing foreseen foreseen"
+    "trial.workload.sink trial.workload.latent trial.workload.kv_dtype trial.device "
+    "trial.world_size trial.memory_budget trial.time_budget trial.threads trial.repeats "
+    "trial.seed trial.round key outcome.status outcome.reason outcome.phase wall_s processes "
+    "predicted_tokens outcome.facts trial.fit_only trial.keep trial.allocator "
+    "trial.requested_dense_kernel trial.timing foreseen foreseen"
 )
 _NAMES = {"seq_len": "tokens", "text": "mask", "facts": "dense_source"}
 _HEADINGS = [_NAMES.get(name, name) for name in (path.rpartition(".")[2] for path in _FIELDS)]

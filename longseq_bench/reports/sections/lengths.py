@@ -45,7 +45,7 @@ _LENGTHS: Columns = (
         "copy_bandwidth memory_reduction"
     ),
     *(_of_standard(name) for name in ("dense_peak_bytes", "dense_memory_source")),
-    *split_names("wire_error density_asked density_achieved"),
+    *split_names("wire_error quantisation_error density_asked density_achieved"),
     ValueColumn("Uncovered", "share", lambda row: row.uncovered or None),
     ValueColumn("Zero rows", "share", lambda row: row.zero_rows or None),
     "speed",
