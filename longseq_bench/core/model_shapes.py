@@ -25,8 +25,7 @@ class ModelShape(Frozen):
 
     heads, kv_heads, head_dim (of q and k), v_head_dim (of v and the output): of one layer, the
     first of `kinds` or the chosen one, which has its `mask` and `latent` too.  kinds: all layers.
-    dtype: None if the file has none that can be measured.  sink: all layers have sinks.
-    soft_cap: of the scores of all layers.
+    dtype: None if the file has none that can be measured.  sink, soft_cap: of all layers.
     parameters: None if they can't be counted; parameters_reason says why.  mlp_width: columns of
     the gate, of all experts of a token; None if unknown or if the MLP has no gate.
     context: tokens for which the model was made, of a file that says it.

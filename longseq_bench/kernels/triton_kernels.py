@@ -152,10 +152,7 @@ def _count_keys_of_last(
 
 @jit
 def capped(products: tensor, CAP: tl.constexpr) -> tensor:
-    """Return CAP * tanh(products / CAP), where 0 is no cap; tanh itself is not everywhere.
-
-    Near 0 the exponentials cancel; there is its series.
-    """
+    """Return CAP * tanh(products / CAP); 0: no cap. Near 0, where exponentials cancel: series."""
     if CAP == 0:
         return products
     x = products / CAP

@@ -26,7 +26,7 @@ from longseq_bench.attention.decode import CacheAttention, choose_kernel, seen_k
 from longseq_bench.attention.one_rank import exact_call, visible_pairs_of
 from longseq_bench.attention.projections import projection_flops
 from longseq_bench.core.cost import attention_flops, mask_pairs
-from longseq_bench.core.errors import LongseqError
+from longseq_bench.core.errors import LongseqError, UnsupportedError
 from longseq_bench.core.masks import CAUSAL, FULL
 from longseq_bench.core.model import SAME_KERNEL, SDPA
 from longseq_bench.kernels.base import attend
@@ -224,6 +224,8 @@ def choose_dense_kernel(attention: Attention, requested: str) -> ExactKernel | N
     does not compute exact attention on its device.
     """
     if requested == SDPA:
+        if attention.workload.soft_cap:
+            raise UnsupportedError("dense_kernel=sdpa computes no soft_cap; use same or auto")
         return None
     use = attention.kernel_use
     if requested == SAME_KERNEL:
@@ -249,5 +251,9 @@ def dense_baseline_for(
     if pass_.others:
         log.facts["dense"] = "not run: a step is over all layers of a model"
         return None
-    kernel = choose_dense_kernel(attention, trial.dense_kernel)
+    try:
+        kernel = choose_dense_kernel(attention, trial.dense_kernel)
+    except UnsupportedError as error:
+        log.facts["dense"] = f"not run: {error}"
+        return None
     return DenseBaseline(attention, pass_, trial.device, warm_ups, trial.time_cap, before, kernel)

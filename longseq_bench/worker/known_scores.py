@@ -133,9 +133,6 @@ class KnownScores(SpecialInputs):
             reach = min(cap * math.atanh(max(0.75, 1 - 2 / cap)), _LARGEST_CAPPED)
             reach /= 1 if name == MIXED or cap < LEAST_CAP else 2
             self._u[self._bits : self._bits + 1] = -(2.0 ** round(math.log2(reach / 3.75)))
-        of_t = 1 + float(self._u[self._bits : self._bits + 1].abs().sum())
-        largest = 3.75 * self._largest_t * of_t / root
-        self._largest_capped = min(workload.soft_cap or 0.0, largest)
         has_unique_codes = workload.seq_len <= 2 ** (self._bits - 1)
         if name == TWO_LEVEL:
             self.gradients = "dq", "dk", "dv"
@@ -166,8 +163,9 @@ class KnownScores(SpecialInputs):
     @override
     def allowed(self, name: str, dtype: DType, positions: Tensor) -> Tensor:
         is_matching, allowed = self._is_matching(positions), super().allowed(name, dtype, positions)
-        rounded = (3.0 if name == "out" else 1.5) * UNIT[dtype] * self._largest_capped
-        allowed = torch.where(is_matching, allowed, allowed + rounded)
+        if self.name != EQUAL and (cap := self.workload.soft_cap):
+            rounded = (2.5 if name == "out" else 1.0) * UNIT[dtype] * min(cap, _LARGEST_CAPPED)
+            allowed = torch.where(is_matching, allowed, allowed + rounded)
         return torch.where(is_matching & (dtype == "float32"), MATCHING_TOLERANCE, allowed)
 
     def _is_matching(self, positions: Tensor) -> Tensor:
@@ -243,8 +241,7 @@ class KnownScores(SpecialInputs):
         bits = self._codes(positions)[:, None] >> torch.arange(self._bits, device=rows.device)
         rows[:, : self._bits] = 2.0 * (bits & 1) - 1
         rows[:, 0] = bits[:, 0] & 1
-        has_ones = self.name != TWO_LEVEL or self._is_capped
-        rows[:, self._bits : self._bits + 1] = has_ones
+        rows[:, self._bits : self._bits + 1] = self.name != TWO_LEVEL or self._is_capped
         if self._has_outliers:
             rows[:, -1] = OUTLIER * (1 - 2 * _bits(positions, 17, 1))
         return rows

@@ -197,7 +197,7 @@ def test_a_sparse_trial_has_a_dense_sample_a_repeat(
     assert outcome.samples("dense_flops") == (2 * products * (2048 * 2049 // 2) * 64 * 2,)
 
 
-def test_searches_exact_attention_and_several_ranks_have_no_baseline(
+def test_searches_exact_attention_several_ranks_and_a_cap_for_sdpa_have_no_baseline(
     launcher: LocalLauncher,
 ) -> None:
     searched = run(launcher, "dilated")
@@ -208,6 +208,9 @@ def test_searches_exact_attention_and_several_ranks_have_no_baseline(
     assert (several.status, several.samples("dense_time")) == ("ok", ())
     assert several.facts["dense"] == NOT_RUN_ON_RANKS
     assert several.largest("dense_flops") == 2 * 2 * 2048**2 * 64 * 2
+    capped = run(launcher, "dilated", dense_kernel="sdpa", repeats=4, soft_cap=50.0)
+    assert (capped.status, capped.samples("dense_time")) == ("ok", ())
+    assert "sdpa computes no soft_cap" in str(capped.facts["dense"])
 
 
 @exact
