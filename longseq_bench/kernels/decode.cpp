@@ -191,11 +191,11 @@ INLINE void add_dims(const float *s, const float *keep, const T *v, int64_t ldv,
 
 template <int R, typename T>
 INLINE void add_values(const float *s, const float *keep, const T *v, int64_t ldv, int dim,
-                       int count, const T *next, int64_t ldn, float *o, int ldo) {
+                       int count, const T *next, int64_t ldn, int next_dims, float *o, int ldo) {
     const int V = R == 1 ? 8 : 4;
     int d = 0;
     for (; d + V * LANES <= dim; d += V * LANES)
-        add_dims<R, V>(s, keep, v, ldv, d, count, next, ldn, o, ldo);
+        add_dims<R, V>(s, keep, v, ldv, d, count, d < next_dims ? next : 0, ldn, o, ldo);
     for (; d + 2 * LANES <= dim; d += 2 * LANES)
         add_dims<R, 2>(s, keep, v, ldv, d, count, next, ldn, o, ldo);
     for (; d + LANES <= dim; d += LANES) add_dims<R, 1>(s, keep, v, ldv, d, count, next, ldn, o, ldo);
@@ -236,11 +236,10 @@ template <int R> INLINE void multiply(float *s, float factor) {
 // Rows of queries of one KV head are (query head of the group, new token), the token innermost.
 template <int R, typename T>
 INLINE void add_tile(const Decode *p, int row, const float *q, int ldq, const T *k, const T *v,
-                     int64_t start, int count, bool is_first, const T *next, int64_t scale_at,
-                     float *s, float *o, float *m, float *l) {
+                     int64_t start, int count, const T *fetched, int dims, const T *next,
+                     int next_dims, int64_t scale_at, float *s, float *o, float *m, float *l) {
     float keep[R];
-    const T *to_fetch = is_first && v != k ? v : 0;  // the values of a latent are in its keys
-    score<R>(q + row * ldq, ldq, k, p->k.token, p->dim, to_fetch, p->v.token, p->v_dim, count, s);
+    score<R>(q + row * ldq, ldq, k, p->k.token, p->dim, fetched, p->v.token, dims, count, s);
     if (sizeof(T) == 1) multiply<R>(s, p->k_scale[scale_at] * p->unit);
     const float cap = p->cap * p->scale * 1.44269504088896f;
     for (int at = 0; cap && at < R * KEYS; at += LANES) *(row_vec *)(s + at) = capped(load(s + at), cap);
@@ -252,7 +251,8 @@ INLINE void add_tile(const Decode *p, int row, const float *q, int ldq, const T 
         keep[r] = weigh(s + r * KEYS, from, to, count, m + row + r, l + row + r);
     }
     if (sizeof(T) == 1) multiply<R>(s, p->v_scale[scale_at] * p->unit);
-    add_values<R>(s, keep, v, p->v.token, p->v_dim, count, next, p->k.token, o + row * p->v_dim, p->v_dim);
+    add_values<R>(s, keep, v, p->v.token, p->v_dim, count, next, p->k.token, next_dims,
+                  o + row * p->v_dim, p->v_dim);
 }
 
 // Q, T: types of the queries and of the cache.
@@ -285,10 +285,16 @@ template <typename Q, typename T> static void split(const Decode *p, int64_t uni
         const T *k = (const T *)p->k.data + batch * p->k.batch + head * p->k.head + start * p->k.token;
         const T *v = (const T *)p->v.data + batch * p->v.batch + head * p->v.head + start * p->v.token;
         // an address past the end is not read
-        const T *more = k + count * p->k.token, *next;
+        const T *more = k + count * p->k.token, *next, *fetched;
+        int next_dims = p->v_dim, dims = p->v_dim;
 #define ADD(R) \
-    next = r + R == rows && start + count < last ? more : 0; \
-    add_tile<R>(p, r, q, ldq, k, v, start, count, r == 0, next, scale_at, s, o, m, l)
+    next = r + R == rows && start + count < last ? more : 0, fetched = r == 0 ? v : 0; \
+    if (v == k) { /* a latent: a part of the next rows at all times */ \
+        int from = p->dim * r / rows, to = p->dim * (r + R) / rows; \
+        next = more + from, next_dims = (to - from) / 2; \
+        fetched = next + next_dims, dims = to - from - next_dims; \
+    } \
+    add_tile<R>(p, r, q, ldq, k, v, start, count, fetched, dims, next, next_dims, scale_at, s, o, m, l)
         int r = 0;
         for (; r + ROWS <= rows; r += ROWS) { ADD(ROWS); }
         for (; r + 2 <= rows; r += 2) { ADD(2); }
