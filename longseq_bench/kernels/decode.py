@@ -108,9 +108,9 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Return the output (B, Hq, m, Dv) and log-sum-exp (B, Hq, m) of a CPU, in float32.
 
-    q is (B, Hq, m, D), k (B, Hk, N, D) and v (B, Hk, N, Dv), which may be Quantised. scale: of q·k;
-    None: 1/√D. A new token that sees no key has an output of 0 and a log-sum-exp of -inf. Raises
-    UnsupportedError without a compiled kernel.
+    q is (B, Hq, m, D), k (B, Hk, N, D) and v (B, Hk, N, Dv), which may be Quantised. A new token
+    that sees no key has an output of 0 and a log-sum-exp of -inf. Raises UnsupportedError without a
+    compiled kernel.
     """
     q, checked = (q.float(), ()) if isinstance(k, Quantised) else (q, (k, v))
     (batch, heads, queries, dim), kv_heads = q.shape, k.shape[1]
