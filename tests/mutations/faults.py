@@ -454,6 +454,12 @@ _WORKER = (
     Fault("busy-machine-checks-less", "worker", "worker/verdicts.py",
           "if share > 1 else None", "if share > 1 or self.log.pass_s > 1 else None",
           ("tests/worker/test_row_check.py",)),
+    Fault("latent-counted-twice", "worker", "core/cost.py",
+          "elements = w.head_dim if w.latent else", "elements =",
+          ("tests/worker/test_latent.py::test_a_latent_is_held_and_read_once",)),
+    Fault("latent-scaled-by-its-size", "worker", "core/workload.py",
+          "parse_latent(self.latent)[2] if self.latent else self.head_dim", "self.head_dim",
+          ("tests/core/test_model.py",)),
 )
 
 _LIBRARIES = (
