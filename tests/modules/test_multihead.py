@@ -36,10 +36,10 @@ def tokens(n: int, batch: int = BATCH, seed: int = 1) -> Tensor:
 
 
 def visible_pairs(n: int, causal: bool, **options: Any) -> Tensor:
-    """Return the visible pairs (N, N) of the implementation `block-sparse`."""
-    w = Workload(seq_len=n, heads=1, causal=causal)
+    """Return the visible pairs (batch x heads, N, N) of the implementation `block-sparse`."""
+    w = Workload(seq_len=n, heads=HEADS, causal=causal)
     options = {"sparsity": 0.6, "block": BLOCK} | options
-    return count_pairs(build_attention("block-sparse", options, w))[0] > 0
+    return count_pairs(build_attention("block-sparse", options, w)).repeat(BATCH, 1, 1) > 0
 
 
 def run_torch(
@@ -54,7 +54,7 @@ def run_torch(
 
 def assert_equals_torch(sparse: MultiheadBlockSparse, visible: Tensor) -> None:
     """Compare the output and the gradients of inputs and parameters."""
-    n = visible.shape[0]
+    n = visible.shape[-1]
     x = tuple(tokens(n, seed=s).requires_grad_() for s in range(3))
     y = tuple(t.detach().clone().requires_grad_() for t in x)
     out, weights = sparse(*x)
@@ -139,7 +139,7 @@ def test_torch_s_encoder_runs_this_module(mode: str) -> None:
         after = encoder(changed)
     assert torch.isfinite(before).all()
     reached = (before != after).any(-1)
-    visible = visible_pairs(140, False)
+    visible = visible_pairs(140, False)[0]
     twice = (visible.double() @ visible.double())[:, 139] > 0
     assert torch.equal(reached[0], twice)
     assert not twice.all()
