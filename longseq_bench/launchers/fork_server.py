@@ -3,9 +3,6 @@
 A terminal sends Ctrl-C to the server too. The server ignores it from the start (see
 _server_preload.py). By itself multiprocessing would ignore it only after the imports, which take
 seconds; before that, Ctrl-C would end the server with a traceback.
-
-A server that was killed is replaced by the next `ready`. Its children died with it: `has_ended`
-tells a launcher.
 """
 
 import json
@@ -13,7 +10,6 @@ import os
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, get_context, resource_tracker
@@ -22,19 +18,8 @@ from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Any
 
-import psutil
-
 from longseq_bench.core.errors import LauncherError
 from longseq_bench.launchers.interrupts import block_interrupts, defer_interrupts
-
-LOST = 255
-"""Exit code by multiprocessing of a child whose server has ended. A child may use it as well."""
-
-_PIPES_S = 1.0
-"""The longest time from the closing of a server's pipes to its end."""
-
-_KILL_S = 10.0
-"""The longest time from SIGKILL to the end of a server, on a busy machine."""
 
 
 def ready() -> None:
@@ -52,7 +37,9 @@ def ready() -> None:
         reason = f"{str(error) or 'it ended'} (TMPDIR is {tempfile.gettempdir()})"
         raise LauncherError(f"the fork server can't be started: {reason}") from error
     except KeyboardInterrupt:
-        _kill(before)
+        if (new := pid()) and new != before:
+            with suppress(ProcessLookupError):
+                os.kill(new, signal.SIGKILL)
         raise
 
 
@@ -68,25 +55,13 @@ def _ready(before: int) -> None:
         first.join()
 
 
-def _kill(before: int) -> None:
-    """Kill the server, unless it is the one of `before`, and wait for its end."""
-    if (new := pid()) and new != before:
-        with suppress(ProcessLookupError):
-            os.kill(new, signal.SIGKILL)
-        has_ended(new, _KILL_S)
-
-
-def start(process: BaseProcess) -> int:
-    """Start a child, and return the pid of its server.
-
-    Raises LauncherError if the child can't be started.
-    """
+def start(process: BaseProcess) -> None:
+    """Start a child. Raises LauncherError if it can't be started."""
     try:
         _start(process)
     except (OSError, EOFError, ValueError) as error:
         reason = str(error) or "the server ended"
         raise LauncherError(f"a child of the fork server can't be started: {reason}") from error
-    return pid()
 
 
 def _start(process: BaseProcess) -> None:
@@ -131,39 +106,6 @@ def end(process: BaseProcess, timeout_s: float = 0.0) -> None:
 def pid() -> int:
     """Return the pid of the server that this process started, or 0."""
     return getattr(forkserver._forkserver, "_forkserver_pid", None) or 0
-
-
-def lost_with_server(process: BaseProcess, server: int) -> bool:
-    """Return True if a child that has ended was lost because its server has ended.
-
-    server: the pid that `start` returned.
-    """
-    return process.exitcode == LOST and has_ended(server)
-
-
-def has_ended(server: int, patience_s: float = _PIPES_S) -> bool:
-    """Return True if a server has ended. A moment before its end its pipes are closed already."""
-    end_s = time.monotonic() + patience_s
-    while server == pid() and _is_alive(server):
-        if time.monotonic() >= end_s:
-            return False
-        time.sleep(0.01)
-    return True
-
-
-def _is_alive(server: int) -> bool:
-    """Return False once multiprocessing, which waits for the server, finds that it has ended.
-
-    That is later than it becomes a zombie if another thread of it still runs.
-    """
-    if not hasattr(os, "waitid"):  # macOS before Python 3.13
-        with suppress(psutil.NoSuchProcess):
-            return psutil.Process(server).status() != psutil.STATUS_ZOMBIE
-        return False
-    try:
-        return os.waitid(os.P_PID, server, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-    except ChildProcessError:
-        return False
 
 
 # ---- the interpreters of multiprocessing ---------------------------------------------------------

@@ -58,8 +58,6 @@ LOADED = "longseq_bench.launchers._server_loaded"
 WAIT_S = 1.0
 """The longest wait for events at once: a longer one shows that this process was stopped."""
 
-SERVER_ENDED = "the fork server, which starts the processes of trials, was killed"
-
 RATES = ("matmul_rate", "copy_bandwidth", "matmul_sm_clock")
 """Measurements of a device, taken by the first trial of a round that times passes."""
 
@@ -69,12 +67,11 @@ RETRY_FACTOR, RETRY_MIN_BYTES, RETRY_SHARE = 4, 2 * 2**30, 0.9
 
 @dataclass(eq=False)
 class _Child:
-    """A running child process, and the pid of the fork server that started it."""
+    """A running child process."""
 
     process: BaseProcess
     pipe: Connection
     output: OutputFile
-    server: int
 
 
 @LAUNCHERS.register("local")
@@ -257,13 +254,13 @@ class LocalLauncher(Launcher):
             arguments = (request, payload, sender, output, listener)
             process = self.context.Process(target=_child_entry.enter, args=arguments)
             try:
-                server = fork_server.start(process)
+                fork_server.start(process)
             except LauncherError:
                 output.close()
                 raise
             finally:
                 sender.close()
-            children.append(_Child(process, receiver, output, server))
+            children.append(_Child(process, receiver, output))
         return children[-1]
 
 
@@ -294,9 +291,6 @@ def _follow(supervisor: RankSupervisor, children: Sequence[_Child], on_phase: On
                 at = time.time_ns()
                 fork_server.end(child.process, GRACE_S)
                 now, code = time.monotonic(), child.process.exitcode or 0
-                if fork_server.lost_with_server(child.process, child.server):
-                    supervisor.add_environment_failure(rank, SERVER_ENDED, now, at)
-                    continue
                 killed = kernel_kills() > kills_before
                 supervisor.add_exit(rank, code, child.output.tail(), killed, now, at)
 
@@ -314,7 +308,7 @@ def _end(children: Sequence[_Child], reported: Sequence[_Child]) -> tuple[list[s
     end = time.monotonic() + GRACE_S
     for child in reported:
         fork_server.end(child.process, max(0.0, end - time.monotonic()))
-    orphans = kill_orphans(children[0].server if children else None)
+    orphans = kill_orphans()
     outputs = [child.output.tail() for child in children]
     for child in children:
         child.output.close()

@@ -86,13 +86,13 @@ def read_stacks(pids: Mapping[int, int], outputs: Mapping[int, OutputFile]) -> d
     return {r: stack_lines(outputs[r].tail(starts[r], STACK_BYTES)) for r in pids}
 
 
-def kill_orphans(server: int | None) -> list[str]:
+def kill_orphans() -> list[str]:
     """Kill the orphaned processes of a trial, which the fork server adopts; return their names.
 
     One trial runs at a time, so all children of our server belong to it. Children of other
     processes are not touched.
     """
-    if not server or server != fork_server.pid():
+    if not (server := fork_server.pid()):
         return []
     with suppress(psutil.NoSuchProcess):
         orphans = psutil.Process(server).children(recursive=True)

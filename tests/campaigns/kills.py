@@ -41,7 +41,7 @@ rounds: 1
 repeats: 1
 """
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGSTOP)
-TARGETS = ("parent", "server", "rank")
+TARGETS = ("parent", "rank")
 DEADLINE_S = 120.0
 KILLS_OF_A_SWEEP, KILLS_OF_A_COMMAND = 20, 5
 STOPPED_S = 1.0
@@ -99,8 +99,6 @@ def find(sweep: Sweep, kill: Kill) -> psutil.Process | None:
         if kill.target == "parent":
             return parent
         servers = [p for p in parent.children() if "forkserver" in " ".join(p.cmdline())]
-        if kill.target == "server":
-            return servers[0] if servers else None
         children = [child for server in servers for child in server.children()]
         return random.Random(kill.number).choice(children) if children else None
     return None
@@ -185,7 +183,7 @@ def _codes(kills: Sequence[Kill]) -> set[int]:
     """Return the exit codes that are right; 3 says that a trial failed, in this run or before."""
     own = [k.fatal for k in kills if k.target == "parent" and k.fatal is not None]
     is_struck = any(kill.target != "parent" and kill.fatal is not None for kill in kills)
-    gives_up = {2} if is_struck else set()  # a server that starts, or a child that is asked
+    gives_up = {2} if is_struck else set()  # a child that is asked
     if own:  # by itself: before the command is loaded, or SIGKILL
         return gives_up | {128 + n for n in own} | {-n for n in own if n != signal.SIGINT}
     codes = {0} | gives_up
