@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +18,8 @@ from longseq_bench.core.hardware import Hardware, find_profile, profiles, this_c
 from longseq_bench.core.model import Device, Record, Trial
 from longseq_bench.core.registry import canonical_name, is_own
 from longseq_bench.launchers.base import LAUNCHERS, Launcher
-from longseq_bench.launchers.hosts import refuse_several_tasks
+from longseq_bench.launchers.engine import HostsLauncher
+from longseq_bench.launchers.hosts import Hosts, refuse_several_tasks
 from longseq_bench.search.prediction import Predictor
 from longseq_bench.search.rates import RateModel
 from longseq_bench.store import RECORDS, load
@@ -29,36 +29,24 @@ MAX_PAST_RECORDS = 2000  # read no more files after this many records
 _COARSE, _FINE = 2**30, 64 * 2**20
 
 
-@dataclass(frozen=True)
-class LaunchTarget:
-    """Hosts that run the trials instead of this host alone: their launcher and numbers of ranks.
-
-    ranks: the default world size.  ranks_per_host: ranks that share a host's memory.
-    """
-
-    make_launcher: Callable[[], Launcher]
-    ranks: int
-    ranks_per_host: int
-
-
 LAUNCHER_VARIABLE = "LONGSEQ_LAUNCHER"  # the launcher of trials; the default is `local`
-_target: ContextVar[LaunchTarget | None] = ContextVar("target", default=None)
+_hosts: ContextVar[Hosts | None] = ContextVar("hosts", default=None)
 
 
 @contextmanager
-def use_launch_target(target: LaunchTarget) -> Iterator[None]:
-    """Run the trials of commands within the block on a target instead of this host alone."""
-    before = _target.set(target)
+def use_hosts(hosts: Hosts) -> Iterator[None]:
+    """Run the trials of commands within the block on these hosts instead of this one alone."""
+    before = _hosts.set(hosts)
     try:
         yield
     finally:
-        _target.reset(before)
+        _hosts.reset(before)
 
 
 def make_launcher() -> Launcher:
     """Return the launcher of trials."""
-    if target := _target.get():
-        return target.make_launcher()
+    if hosts := _hosts.get():
+        return HostsLauncher(hosts)
     return LAUNCHERS.get(os.environ.get(LAUNCHER_VARIABLE, "local"))()
 
 
@@ -79,9 +67,9 @@ def open_launcher(
 
 
 def default_ranks() -> int:
-    """Return the default world size: 1, or all ranks of the launch target."""
-    target = _target.get()
-    return target.ranks if target else 1
+    """Return the default world size: 1, or all ranks of the hosts of a launch."""
+    hosts = _hosts.get()
+    return hosts.ranks if hosts else 1
 
 
 def make_predictor(launcher: Launcher, catalogue: Catalogue, device: Device) -> Predictor:
@@ -155,8 +143,8 @@ def default_memory(device: Device, out: Path | None, ranks: int = 1) -> int:
         earlier = load(out).records if out else []
     except StoreError:
         earlier = []
-    target = _target.get()
-    local_ranks = min(ranks, target.ranks_per_host if target else ranks)
+    hosts = _hosts.get()
+    local_ranks = min(ranks, hosts.ranks_per_host if hosts else ranks)
     sharing_ranks = local_ranks if device == "cpu" else 1
     for record in reversed(earlier):
         budget = record.trial.memory_budget

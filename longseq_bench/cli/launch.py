@@ -37,10 +37,9 @@ def launch(
     """
     import os
 
-    from longseq_bench.api.machine import LaunchTarget, use_launch_target
+    from longseq_bench.api.machine import use_hosts
     from longseq_bench.cli.session import print_lines
     from longseq_bench.core.gpus import read_visible_gpus
-    from longseq_bench.launchers.engine import HostsLauncher
     from longseq_bench.launchers.hosts import find_hosts, refuse_several_tasks
 
     refuse_several_tasks(os.environ)
@@ -49,8 +48,7 @@ def launch(
     found = find_hosts(os.environ, engine, hosts, nnodes, nproc_per_node, gpus)
     by = f" by {found.engine}" if found.engine else ""
     print_lines([f"ranks: {found.ranks_per_host} on each of {', '.join(found.names)}{by}"])
-    target = LaunchTarget(lambda: HostsLauncher(found), found.ranks, found.ranks_per_host)
-    with use_launch_target(target), parsed:
+    with use_hosts(found), parsed:
         return int(parsed.command.invoke(parsed) or 0)
 
 
