@@ -38,12 +38,14 @@ _ONLY_A_PLACE = re.compile("TORCH_(HOME|LOGS|LOGS_OUT|TRACE)|TRITON_(HOME|CACHE_
 
 def collect() -> Environment:
     """Return the machine and versions as they are now, within a second."""
-    gpus = read_visible_gpus()
+    gpus, cpus = read_visible_gpus(), read_text(_CPUS)
+    model = re.search(r"^model name\s*:\s*(.+)$", cpus, re.MULTILINE)
+    clocks = re.findall(r"^cpu MHz\s*:\s*([0-9.]+)$", cpus, re.MULTILINE)
     total, limit = psutil.virtual_memory().total, cgroup_memory()
     return Environment(
         host=socket.gethostname(),
         os=f"{platform.system()} {platform.release()}",
-        cpu=_cpu_model(),
+        cpu=model[1].strip() if model else platform.processor() or platform.machine(),
         cores=usable_cores(),
         memory_bytes=min(total, limit[0]) if limit else total,
         gpus=gpus.names,
@@ -58,7 +60,7 @@ def collect() -> Environment:
             if _CHANGES_FIGURES.match(name) and not _ONLY_A_PLACE.fullmatch(name)
         },
         load=os.getloadavg(),
-        clock_mhz=_clock_mhz(),
+        clock_mhz=max(map(float, clocks), default=None),  # of the fastest core
         power_limits_w=gpus.power_limits_w,
         sm_clocks_mhz=gpus.sm_clocks_mhz,
         **cuda_versions(),
@@ -144,17 +146,6 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return result.stdout if result.returncode == 0 else None
-
-
-def _cpu_model() -> str:
-    match = re.search(r"^model name\s*:\s*(.+)$", read_text(_CPUS), re.MULTILINE)
-    return match[1].strip() if match else platform.processor() or platform.machine()
-
-
-def _clock_mhz() -> float | None:
-    """Return the clock of the fastest core now; None if the kernel does not report it."""
-    clocks = re.findall(r"^cpu MHz\s*:\s*([0-9.]+)$", read_text(_CPUS), re.MULTILINE)
-    return max(map(float, clocks), default=None)
 
 
 def busy_elsewhere(file: Path = Path("/proc/loadavg")) -> int:

@@ -66,6 +66,7 @@ def compare(
         rounds: Rounds of --run, each in fresh processes. Default: 20.
     """
     from longseq_bench.api.results import read_results
+    from longseq_bench.cli import REGRESSED, TOO_NOISY
     from longseq_bench.cli.session import print_answer, print_lines
     from longseq_bench.comparison.compare import LEVEL, MIN_CHANGE
     from longseq_bench.comparison.compare import compare as compare_records
@@ -97,21 +98,15 @@ def compare(
         report = comparison_document(result, gate)
         paths = write_documents([report], out or Path(), format_names)
         print_lines(f"wrote {path}" for path in paths)
+    noise_fails = inconclusive == "fail" or (gate is not None and inconclusive is None)
+    codes = {"FAIL": REGRESSED if gate else 0, "TOO NOISY": TOO_NOISY if noise_fails else 0}
     return print_answer(
         as_json,
         lambda: json_document(result, gate),
         lambda: comparison_document(result, gate, is_terminal=True),
         "a wider terminal, --json or --format md has them",
-        _exit_code(verdict.word, gate is not None, inconclusive),
+        codes.get(verdict.word, 0),
     )
-
-
-def _exit_code(verdict: str, gated: bool, inconclusive: str | None) -> int:
-    from longseq_bench.cli import REGRESSED, TOO_NOISY
-
-    noise_fails = inconclusive == "fail" or (gated and inconclusive is None)
-    codes = {"FAIL": REGRESSED if gated else 0, "TOO NOISY": TOO_NOISY if noise_fails else 0}
-    return codes.get(verdict, 0)
 
 
 def _measure(old: str, new: str, out: Path | None, settings: dict[str, Any]) -> list[list[Record]]:

@@ -80,16 +80,12 @@ def filter_rows(
     keys = [(find_field(text.removeprefix("-"), "--sort", every), text[:1] == "-") for text in sort]
     kept = [row for row in rows if all(holds(row) for holds in conditions)]
     for name, is_descending in reversed(keys):
-        kept = _sort(kept, name, is_descending)
+        values = [(row, value_of(row, name)) for row in kept]
+        known = [(row, value) for row, value in values if value is not None]
+        # an option may have numbers and words
+        known.sort(key=lambda pair: (isinstance(pair[1], str), pair[1]), reverse=is_descending)
+        kept = [row for row, _ in known] + [row for row, value in values if value is None]
     return kept
-
-
-def _sort(rows: Sequence[R], name: str, is_descending: bool) -> list[R]:
-    values = [(row, value_of(row, name)) for row in rows]
-    known = [(row, value) for row, value in values if value is not None]
-    # an option may have numbers and words
-    known.sort(key=lambda pair: (isinstance(pair[1], str), pair[1]), reverse=is_descending)
-    return [row for row, _ in known] + [row for row, value in values if value is None]
 
 
 def _read(text: str, rows: Sequence[Row]) -> Callable[[Row], bool]:

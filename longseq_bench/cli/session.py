@@ -52,12 +52,6 @@ def until_closed() -> Iterator[None]:
             raise UserError(f"the output can't be written: {error.strerror}") from None
 
 
-def print_json(content: Any) -> None:
-    """Print one JSON document on stdout. Raises ValueError for NaN and infinity."""
-    with until_closed():
-        print(json.dumps(content, indent=2, allow_nan=False))
-
-
 def print_documents(documents: Iterable[Document], **hint: str) -> None:
     """Print documents on stdout, with two empty lines between."""
     screen = Console(highlight=False)
@@ -80,7 +74,8 @@ def print_answer(
     hint: where to find the columns that do not fit in a narrow terminal.
     """
     if as_json:
-        print_json(data())
+        with until_closed():
+            print(json.dumps(data(), indent=2, allow_nan=False))
     elif found := document():
         print_documents([found], hint=hint)
     return code

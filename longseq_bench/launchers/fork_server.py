@@ -32,7 +32,15 @@ def ready() -> None:
     """
     before = pid()
     try:
-        _ready(before)
+        # start the tracker first, because its start unblocks Ctrl-C
+        with safe_helpers():
+            resource_tracker.ensure_running()
+        with defer_interrupts(), block_interrupts(), hide_main(), safe_helpers():
+            forkserver.ensure_running()
+        if pid() != before:
+            first = get_context("forkserver").Process()
+            _start(first)
+            first.join()
     except (OSError, EOFError) as error:
         reason = f"{str(error) or 'it ended'} (TMPDIR is {tempfile.gettempdir()})"
         raise LauncherError(f"the fork server can't be started: {reason}") from error
@@ -41,18 +49,6 @@ def ready() -> None:
             with suppress(ProcessLookupError):
                 os.kill(new, signal.SIGKILL)
         raise
-
-
-def _ready(before: int) -> None:
-    # start the tracker first, because its start unblocks Ctrl-C
-    with safe_helpers():
-        resource_tracker.ensure_running()
-    with defer_interrupts(), block_interrupts(), hide_main(), safe_helpers():
-        forkserver.ensure_running()
-    if pid() != before:
-        first = get_context("forkserver").Process()
-        _start(first)
-        first.join()
 
 
 def start(process: BaseProcess) -> None:

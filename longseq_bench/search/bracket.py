@@ -176,15 +176,12 @@ class _BracketSearch:
         self, tokens: int, purpose: Purpose | None = None,
         shows_rate: bool = False, predicted: int | None = None,
     ) -> Steps:  # fmt: skip
-        """Request a run and learn from its result; the purpose follows from the length."""
-        edge = predicted or self.predicted
-        result = yield Request(tokens, purpose or self._purpose(tokens), edge, shows_rate)
-        self._learn(tokens, result)
-
-    def _purpose(self, tokens: int) -> Purpose:
-        """Return `edge` below a failure or near the prediction, else `probe`."""
+        """Request a run and learn from its result. The usual purpose: `edge` near an edge."""
         near = self.predicted is not None and tokens > 0.9 * self.predicted
-        return "edge" if near or self.history.high is not None else "probe"
+        usual: Purpose = "edge" if near or self.history.high is not None else "probe"
+        edge = predicted or self.predicted
+        result = yield Request(tokens, purpose or usual, edge, shows_rate)
+        self._learn(tokens, result)
 
     def _learn(self, tokens: int, result: Result) -> None:
         low, history = self.history.low, self.history

@@ -12,7 +12,7 @@ from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.model import SDPA, Outcome, Record
 from longseq_bench.core.units import format_bytes, format_seconds, format_share, format_tokens
 from longseq_bench.reports.base import Source
-from longseq_bench.reports.document import Cell, Section, Table, format_ratio
+from longseq_bench.reports.document import Cell, Section, format_ratio
 from longseq_bench.reports.groups import (
     UNCONFIRMED,
     format_limit,
@@ -35,7 +35,11 @@ def failures(source: Source) -> Section:
     failed = [record for record in source.records if record.outcome.status != "ok"]
     counted = Counter(_describe(source, failed)).items()
     rows = ((*cells, count) for cells, count in counted)
-    tables = [_warnings(source), source.table("Runs that were not ok", _FAILED, rows)]
+    suspects = ((row.fingerprint, row.name, row.tokens, why) for _, row, why in _suspects(source))
+    tables = [
+        source.table("Figures to distrust", "Implementation, Tokens: tokens, Warning", suspects),
+        source.table("Runs that were not ok", _FAILED, rows),
+    ]
     by_status = Counter(record.outcome.status for record in failed).most_common()
     counts = ", ".join(f"{count:,} {name_status(status)}" for status, count in by_status)
     points = [f"{len(failed):,} of {len(source.records):,} runs were not ok: {counts}."]
@@ -58,11 +62,6 @@ def _suspects(source: Source) -> Iterator[tuple[str, SweepRow | SearchRow, str]]
     for swept in (row for row in source.rows if row.unstable):
         finding = "Unstable times, run these again on an idle machine"
         yield finding, swept, f"unstable: {swept.unstable}; {REMEDY}"
-
-
-def _warnings(source: Source) -> Table:
-    found = ((row.fingerprint, row.name, row.tokens, why) for _, row, why in _suspects(source))
-    return source.table("Figures to distrust", "Implementation, Tokens: tokens, Warning", found)
 
 
 def _describe(source: Source, failed: Iterable[Record]) -> Iterator[tuple[Cell, ...]]:
