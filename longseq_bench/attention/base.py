@@ -43,6 +43,9 @@ from longseq_bench.patterns.visible_keys import visible_keys
 
 Counts = NDArray[np.integer] | NDArray[np.bool_]
 
+MAX_SINK_KEYS = 1024
+"""Keys that weigh as much as a sink: beside more, float16 has no output of a row of one key."""
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -230,7 +233,7 @@ class Attention(ABC):
             return None
         drawn = torch.randn(w.heads, generator=torch.Generator().manual_seed(0))
         # about the log-sum-exp of a row, so that it shows; every dtype has eighths exactly
-        usual = math.log(mask_pairs(w) / len(w.queries))
+        usual = math.log(min(mask_pairs(w) / len(w.queries), MAX_SINK_KEYS))
         sinks = ((drawn + usual) * 8).round() / 8
         return sinks.to(device_for(self.device)).requires_grad_(w.train)
 

@@ -4,6 +4,7 @@ A new built-in is tested with its default options without a change here; other o
 in `OPTIONS`.
 """
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -220,3 +221,13 @@ def test_compiled_equals_the_reference(name: str) -> None:
     v[:, :, 200] += 100
     moved = (attention(q, k, v) != before).any(-1)
     assert torch.equal(moved, (count_pairs(attention)[:, :, 200] > 0).expand_as(moved))
+
+
+def test_a_row_of_one_key_has_an_output_beside_a_sink_at_any_length() -> None:
+    """Also in float16, whose smallest number is 6e-8."""
+    for tokens in (300, 10**7):
+        w = Workload(seq_len=tokens, heads=64, causal=True, sink=True)
+        sinks = IMPLEMENTATIONS.get("ring")(w, Group.alone()).sinks
+        assert sinks is not None
+        assert sinks.max() < math.log(2**-11 / 6e-8)
+        assert abs(float(sinks.mean()) - math.log(min(tokens / 2, 1024))) < 0.3
