@@ -231,10 +231,10 @@ def _counted() -> Iterator[Kernels]:
 
     torch_sdpa = sdpa.scaled_dot_product_attention
 
-    def counted_sdpa(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
+    def counted_sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Any, **options: Any) -> Any:
         kernels.calls += 1
-        kernels.pairs += _visible(q, k, options["is_causal"], options["attn_mask"])
-        return torch_sdpa(q, k, v, **options)
+        kernels.pairs += _visible(q, k, options["is_causal"], mask)
+        return torch_sdpa(q, k, v, mask, **options)
 
     def count_forward(kernel: Any) -> Any:
         start = kernel.forward
