@@ -10,8 +10,8 @@ A complete test module of a plug-in that registers `my-attention`:
             ("my-attention", {"chunk": 33}),
         ]
 
-        def test_batches_do_not_mix(self, implementation, options):
-            super().test_batches_do_not_mix(implementation, options)  # or skip, with the reason
+        def test_longer_than_a_tile(self, implementation, options):
+            super().test_longer_than_a_tile(implementation, options)  # or skip, with the reason
 
 `definition` has attention in float64, built from `Attention.multiplicity` alone.
 """

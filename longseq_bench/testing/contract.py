@@ -209,16 +209,12 @@ class ImplementationContract:
         assert_equals_reference(implementation, options, w)
 
     @both_masks
-    def test_forward_equals_the_forward_of_train(
+    def test_forward_equals_the_reference(
         self, implementation: Any, options: Options, causal: bool
     ) -> None:
         """Forward keeps no log-sum-exp and may use other code."""
         w = make_workload(129, causal=causal, kv_heads=2)
         assert_equals_reference(implementation, options, w)
-        train = build_attention(implementation, options, w.model_copy(update={"mode": "train"}))
-        out = build_attention(implementation, options, w)(*make_inputs(w))
-        torch.testing.assert_close(out, train(*make_inputs(train.workload)).detach())
-        assert not out.requires_grad
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     @pytest.mark.parametrize("moved", [(1, 2), (2, 3)], ids=["heads", "head_dim"])
@@ -281,16 +277,6 @@ class ImplementationContract:
             v[:, :, token] += 100
             moved = (attention(q, k, v) != before).any(-1)
             assert torch.equal(moved, (pairs[:, :, token] > 0).expand_as(moved))
-
-    def test_batches_do_not_mix(self, implementation: Any, options: Options) -> None:
-        """A change of one sequence leaves the output of the other as it is."""
-        attention, qkv = build_case(implementation, options, 130, kv_heads=2)
-        before = attention(*qkv)
-        for tensor in qkv:
-            tensor[1] = torch.randn_like(tensor[1])
-        after = attention(*qkv)
-        assert torch.equal(after[0], before[0])
-        assert not torch.equal(after[1], before[1])
 
     @both_masks
     @pytest.mark.parametrize("v_head_dim", [HEAD_DIM, HEAD_DIM // 2])

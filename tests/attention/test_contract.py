@@ -66,11 +66,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 class TestBuiltIns(ImplementationContract):
     cases = CASES
 
-    def test_batches_do_not_mix(self, implementation: Any, options: Options) -> None:
-        if implementation == "block-sparse-adaptive":
-            pytest.skip("one layout per head, chosen for the whole batch")
-        super().test_batches_do_not_mix(implementation, options)
-
     def expected_density(
         self, implementation: Any, options: Options, pairs: Tensor, causal: bool
     ) -> float:
