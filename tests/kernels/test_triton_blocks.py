@@ -113,7 +113,9 @@ def assert_right(
 
 
 @pytest.mark.parametrize(
-    ("pattern", "causal"), [(name, i % 2 == 0) for i, name in enumerate(PATTERNS)]
+    # random, which is drawn as indices are, has the tests below
+    ("pattern", "causal"),
+    [(name, i % 2 == 0) for i, name in enumerate(sorted(PATTERNS.keys() - {"random"}))],
 )
 def test_every_pattern_equals_its_definition(
     interpreted: Interpreted, pattern: str, causal: bool
