@@ -71,12 +71,11 @@ def choose_kernel(requested: str, use: Use, w: Workload) -> tuple[CacheKernel, d
         if w.latent:
             raise UnsupportedError(f"kernel={requested} can't scale a latent; use kernel=auto")
         if w.kv_dtype:
-            raise UnsupportedError(f"kernel={requested}: {SPLIT_KV} alone reads {w.kv_dtype}")
+            raise UnsupportedError(f"kernel={requested}: only {SPLIT_KV} reads {w.kv_dtype} caches")
         exact, facts = select(requested, use)
         return _over_cache(exact), {"kernel": exact.name, **facts}
     if is_cpu:
-        uses = {None: use.dtype, "int8": torch.float32, "fp8": torch.float16}
-        reason = decode.unavailable_reason(uses[w.kv_dtype])
+        reason = decode.unavailable_reason(torch.float32 if w.kv_dtype else use.dtype)
     else:
         rows, dim, most = w.heads // w.kv_heads * w.new_tokens, w.head_dim, decode.MAX_HEAD_DIM
         if w.latent:  # in two tiles, its value and the rest, for blocks of rows

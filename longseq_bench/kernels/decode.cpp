@@ -21,8 +21,7 @@ typedef uint16_t hvec __attribute__((vector_size(2 * LANES), may_alias, aligned(
 
 struct Decode {
     int64_t dtype, dim, v_dim, batches, kv_heads, group, queries, splits;
-    // of a quantised cache: keys of a scale (a multiple of KEYS), scales of a head, and their factor
-    int64_t scale_block, scales, unit;
+    int64_t scale_block, scales;  // keys of a scale (a multiple of KEYS), and scales of a head
     const float *k_scale, *v_scale;
     Tensor q, k, v;
     const int64_t *first, *stop;  // keys that each query sees: first ... stop - 1
@@ -33,13 +32,24 @@ struct Decode {
     int64_t *counter;             // splits taken, and threads started
 };
 
-typedef int8_t cvec __attribute__((vector_size(LANES), may_alias, aligned(1)));
-typedef int16_t svec __attribute__((vector_size(2 * LANES), may_alias));
-
+// A compiler converts int8 one by one.
+#if LANES == 16
+INLINE ivec widen(const int8_t *p) { return (ivec)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)); }
+#elif LANES == 8
+INLINE ivec widen(const int8_t *p) { return (ivec)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
+#else
+INLINE ivec widen(const int8_t *p) { return (ivec){p[0], p[1], p[2], p[3]}; }
+#endif
+struct fp8 {  // e4m3, whose bits are those of a float32 that is 2^120 times smaller
+    int8_t bits;
+};
 INLINE float wide(int8_t x) { return x; }
-INLINE vec load(const int8_t *p) {
-    return __builtin_convertvector(__builtin_convertvector(*(const cvec *)p, ivec), vec);
+INLINE float wide(fp8 x) {
+    union { int32_t i; float f; } u = {(int32_t)x.bits * (1 << 20) & (int32_t)0x87f00000};
+    return u.f * 0x1p120f;
 }
+INLINE vec load(const int8_t *p) { return __builtin_convertvector(widen(p), vec); }
+INLINE vec load(const fp8 *p) { return (vec)(widen(&p->bits) << 20 & (int32_t)0x87f00000) * 0x1p120f; }
 INLINE vec load(const float *p) { return *(const row_vec *)p; }
 INLINE vec load(const bfloat16 *p) {
     return (vec)(__builtin_convertvector(*(const hvec *)p, uvec) << 16);
@@ -53,20 +63,6 @@ INLINE vec load(const _Float16 *p) { return (vec)_mm256_cvtph_ps(_mm_loadu_si128
 #else
 INLINE vec load(const _Float16 *p) { return __builtin_convertvector(*(const f16vec *)p, vec); }
 #endif
-
-struct fp8 {  // e4m3: the bits of a float16 that is 256 times smaller, which these return
-    int8_t bits;
-};
-INLINE vec load(const fp8 *p) {
-    svec bits = __builtin_convertvector(*(const cvec *)p, svec) * 128 & (int16_t)0xbfff;
-    return load((const _Float16 *)&bits);
-}
-INLINE float wide(fp8 x) {
-    union { int16_t i; _Float16 f; } u = {(int16_t)(x.bits * 128 & 0xbfff)};
-    return u.f;
-}
-#else
-typedef int8_t fp8;  // not called
 #endif
 
 // Load 2 LANES numbers: neighbours, or of bfloat16 those at even places and those at odd ones, which takes half
@@ -240,7 +236,7 @@ INLINE void add_tile(const Decode *p, int row, const float *q, int ldq, const T 
                      int next_dims, int64_t scale_at, float *s, float *o, float *m, float *l) {
     float keep[R];
     score<R>(q + row * ldq, ldq, k, p->k.token, p->dim, fetched, p->v.token, dims, count, s);
-    if (sizeof(T) == 1) multiply<R>(s, p->k_scale[scale_at] * p->unit);
+    if (sizeof(T) == 1) multiply<R>(s, p->k_scale[scale_at]);
     const float cap = p->cap * p->scale * 1.44269504088896f;
     for (int at = 0; cap && at < R * KEYS; at += LANES) *(row_vec *)(s + at) = capped(load(s + at), cap);
     UNROLL for (int r = 0; r < R; r++) {
@@ -250,7 +246,7 @@ INLINE void add_tile(const Decode *p, int row, const float *q, int ldq, const T 
         to = to < from ? from : to > count ? count : to;
         keep[r] = weigh(s + r * KEYS, from, to, count, m + row + r, l + row + r);
     }
-    if (sizeof(T) == 1) multiply<R>(s, p->v_scale[scale_at] * p->unit);
+    if (sizeof(T) == 1) multiply<R>(s, p->v_scale[scale_at]);
     add_values<R>(s, keep, v, p->v.token, p->v_dim, count, next, p->k.token, next_dims,
                   o + row * p->v_dim, p->v_dim);
 }

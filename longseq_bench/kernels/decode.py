@@ -23,7 +23,7 @@ from longseq_bench.core.workload import PLAIN_SCORES, Scores
 from longseq_bench.kernels import native
 from longseq_bench.kernels.cpp_build import library
 from longseq_bench.kernels.native import fields
-from longseq_bench.kernels.quantised import DTYPES, UNITS, Quantised
+from longseq_bench.kernels.quantised import DTYPES, Quantised
 from longseq_bench.meta_mode import are_loops_limited
 from longseq_bench.patterns import Ints
 
@@ -63,7 +63,7 @@ class SeenKeys:
 class _Decode(ctypes.Structure):
     _fields_ = [
         *fields(ctypes.c_int64, "dtype", "dim", "v_dim", "batches", "kv_heads", "group"),
-        *fields(ctypes.c_int64, "queries", "splits", "scale_block", "scales", "unit"),
+        *fields(ctypes.c_int64, "queries", "splits", "scale_block", "scales"),
         *fields(ctypes.c_void_p, "k_scale", "v_scale"),
         *fields(native.TensorPointer, "q", "k", "v"),
         *fields(ctypes.c_void_p, "first", "stop"),
@@ -128,11 +128,7 @@ def forward(
     native.set_tensors(problem, q=q, k=k, v=v)
     if isinstance(k, Quantised) and isinstance(v, Quantised):
         problem.k_scale, problem.v_scale = k.scale.data_ptr(), v.scale.data_ptr()
-        problem.scales, problem.scale_block, problem.unit = (
-            k.scale.shape[2],
-            KV_BLOCK,
-            UNITS[k.dtype],
-        )
+        problem.scales, problem.scale_block = k.scale.shape[2], KV_BLOCK
     first, stop = (np.ascontiguousarray(ends, dtype=np.int64) for ends in (seen.first, seen.stop))
     problem.first, problem.stop = first.ctypes.data, stop.ctypes.data
     problem.out, problem.lse = out.data_ptr(), lse.data_ptr()

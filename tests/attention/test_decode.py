@@ -250,7 +250,7 @@ def test_a_sparse_cache_is_on_one_rank() -> None:
         (
             "ring",
             {"kernel": "aten-flash-cpu"},
-            "kernel=aten-flash-cpu: split-kv alone reads int8 caches",
+            "kernel=aten-flash-cpu: only split-kv reads int8 caches",
         ),
         ("block-sparse", {"pattern": "sink-window", "kernel": "triton"}, "reads int8 caches"),
     ],

@@ -160,8 +160,6 @@ def test_a_quantised_cache_equals_the_definition(
     step: Step, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Splits begin anywhere in a block of keys with one scale."""
-    if reason := decode.unavailable_reason(torch.float16):
-        pytest.skip(reason)
     monkeypatch.setattr(decode, "MIN_SPLIT_KEYS", 150)
     assert_defined(decode.forward(*step.tensors(), step.seen()), step, TOLERANCE)
 
