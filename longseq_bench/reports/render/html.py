@@ -6,8 +6,6 @@ scripts whose hash the page lists, so that a name in a record can't become a scr
 
 from __future__ import annotations
 
-import json
-import re
 import sys
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
@@ -46,8 +44,6 @@ LONG = 30
 
 Shown = dict[str, Any]
 """Values for the template by name."""
-
-_ESCAPED = re.compile("[<>&\u2028\u2029\x7f-\x9f]")
 
 
 @FORMATS.register("html")
@@ -151,20 +147,19 @@ def _sections(sections: Sequence[Section]) -> Iterator[Shown]:
 
 def _figure(chart: Chart, known: dict[str, str]) -> Shown:
     """Return a chart for the template.  known: colours of earlier charts."""
-    from markupsafe import Markup
+    from jinja2.utils import htmlsafe_json_dumps
 
     from longseq_bench.reports.render import _draw
 
     spec = _draw.spec(chart, _draw.colours(chart, known))
     del spec["title"]  # the page has it above the chart
-    text = json.dumps(finite(spec), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    text = keep_lines(text)  # JSON escapes control characters, not the marks of direction
+    compact: Shown = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
     return {
         "chart": chart,
         "alt": f"{chart.title}. {chart.description}",
         "height": spec["height"] + AXIS * (chart.shape != "bars"),
         "notes": list(_draw.notes(chart)),
-        "data": Markup(_ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)),
+        "data": htmlsafe_json_dumps(finite(spec), **compact),
     }
 
 
