@@ -34,10 +34,9 @@ def install(
     monkeypatch: pytest.MonkeyPatch,
     *gpus: FakeGpu,
     driver: str = "580.1",
-    cuda: int = 13000,
     **changes: Any,
 ) -> None:
-    """Replace the functions of NVML that the package calls; cuda: 13000 is 13.0."""
+    """Replace the functions of NVML that the package calls."""
 
     def memory(gpu: FakeGpu) -> SimpleNamespace:
         if gpu.total is None:
@@ -75,7 +74,6 @@ def install(
         "nvmlDeviceGetPowerUsage": lambda gpu: supported(gpu.power_limit_mw),
         "nvmlDeviceGetCurrentClocksThrottleReasons": lambda gpu: supported(gpu.reasons),
         "nvmlSystemGetDriverVersion": lambda: driver,
-        "nvmlSystemGetCudaDriverVersion": lambda: cuda,
     }
     for name, fake in {**fakes, **changes}.items():
         monkeypatch.setattr(pynvml, name, fake)

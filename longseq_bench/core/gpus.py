@@ -92,14 +92,13 @@ class GpuReport:
     """The GPUs of this machine by NVML.
 
     visible: those that CUDA shows to this process, in CUDA's order.  reason: why there are none.
-    driver: its version; None without one.  cuda: the newest CUDA that it supports.
+    driver: its version; None without one.
     names, power_limits_w, sm_clocks_mhz: of every GPU in PCI order; None where the driver gives no
     number.
     """
 
     visible: tuple[Gpu, ...] = ()
     driver: str | None = None
-    cuda: tuple[int, int] | None = None
     reason: str | None = None
     names: tuple[str, ...] = ()
     power_limits_w: tuple[float | None, ...] = ()
@@ -190,7 +189,6 @@ def visible_gpus(gpus: Mapping[str, GpuHandle], names: str | None) -> list[GpuHa
 
 
 def _read_gpus(visible_names: str | None) -> GpuReport:
-    number = optional(nvml.nvmlSystemGetCudaDriverVersion)
     gpus = list_gpus()
     handles = [gpu.whole for name, gpu in gpus.items() if name.isdigit()]
     # a part of a GPU (MIG) has neither
@@ -202,7 +200,6 @@ def _read_gpus(visible_names: str | None) -> GpuReport:
     return GpuReport(
         tuple(gpu.read(own) for gpu in visible),
         driver=nvml.nvmlSystemGetDriverVersion(),
-        cuda=(number // 1000, number % 1000 // 10) if number else None,
         reason=None if visible else reason,
         names=tuple(nvml.nvmlDeviceGetName(h) for h in handles),
         power_limits_w=tuple(None if mw is None else mw / 1000 for mw in limits),
