@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -14,7 +14,6 @@ COMMANDS = ("sweep", "maxlen", "scaling")
 
 def launch(
     command: Annotated[list[str], typer.Argument(metavar="COMMAND …")],
-    engine: Literal["auto", "srun", "mpirun"] = "auto",
     hosts: str | None = None,
     nnodes: Annotated[int | None, typer.Option(min=1, max=units.MAX_RANKS)] = None,
     nproc_per_node: Annotated[int | None, typer.Option(min=1, max=units.MAX_RANKS)] = None,
@@ -24,12 +23,11 @@ def launch(
     In an allocation of Slurm (salloc, sbatch): `longseq launch -- sweep FILE`. Elsewhere, on host
     a: `longseq launch --hosts a:8,b:8 -- sweep FILE`, with Open MPI on all hosts.
 
-    A trial has all ranks unless world_size is lower. srun or mpirun starts them for each trial.
+    A trial has all ranks unless world_size is lower. For each trial mpirun starts them on --hosts,
+    srun in an allocation of Slurm; else all are on this host.
 
     Options:
         command: sweep, maxlen or scaling, with its own arguments.
-        engine: Starts the ranks of each trial. auto: mpirun with --hosts, srun in an allocation of
-            Slurm, else this host alone.
         hosts: Hosts for mpirun with their ranks, a:8,b:8; the first is this one. Default: none.
         nnodes: Number of hosts, from the first. Default: all.
         nproc_per_node: Ranks on each host. Default: as in --hosts, else one per visible GPU, else
@@ -45,7 +43,7 @@ def launch(
     refuse_several_tasks(os.environ)
     parsed = _parse(command)
     gpus = 0 if nproc_per_node else len(read_visible_gpus().visible)
-    found = find_hosts(os.environ, engine, hosts, nnodes, nproc_per_node, gpus)
+    found = find_hosts(os.environ, hosts, nnodes, nproc_per_node, gpus)
     by = f" by {found.engine}" if found.engine else ""
     print_lines([f"ranks: {found.ranks_per_host} on each of {', '.join(found.names)}{by}"])
     with use_hosts(found), parsed:

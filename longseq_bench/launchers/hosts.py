@@ -85,20 +85,14 @@ def refuse_several_tasks(environ: Mapping[str, str]) -> None:
 
 
 def find_hosts(
-    environ: Mapping[str, str], engine: str = "auto", hosts: str | None = None,
-    nodes: int | None = None, ranks_per_host: int | None = None, gpus: int = 0,
+    environ: Mapping[str, str], hosts: str | None = None, nodes: int | None = None,
+    ranks_per_host: int | None = None, gpus: int = 0,
 ) -> Hosts:  # fmt: skip
     """Return the hosts of a launch, from options and what Slurm says.
 
     gpus: number of GPUs that are visible here.  Raises UserError with what to write instead.
     """
-    in_slurm = "SLURM_JOB_ID" in environ
-    if engine == "auto":
-        engine = "mpirun" if hosts else "srun" if in_slurm else ""
-    if engine == "srun" and (hosts or not in_slurm):
-        raise UserError("srun takes its hosts from salloc or sbatch: launch there, without --hosts")
-    if engine == "mpirun" and not hosts:
-        raise UserError("mpirun needs the hosts and the ranks of each: --hosts a:8,b:8")
+    engine = "mpirun" if hosts else "srun" if "SLURM_JOB_ID" in environ else ""
     found = {"localhost": 0}
     if engine:
         found = _parse(hosts) if hosts else _hosts_of_slurm(environ["SLURM_JOB_NODELIST"])

@@ -351,7 +351,7 @@ def run_mpirun(scene: Scene) -> None:
 
 def run_mpirun_in_slurm(scene: Scene) -> None:
     """mpirun in an allocation of Slurm."""
-    launch = ("longseq", "launch", "--engine", "mpirun", "--hosts", "n1:1,n2:1")
+    launch = ("longseq", "launch", "--hosts", "n1:1,n2:1")
     scene.run(*SALLOC, *launch, *RUN[4:], **mpirun_agent(scene))
     scene.check_records()
 

@@ -33,7 +33,6 @@ WAITS = TINY.replace("256", "4k").replace(": ring", ": rank-waits")
         (["doctor"], "unknown command 'doctor' in longseq launch; known: maxlen, scaling, sweep"),
         (["--nnodes", "2", "sweep", "c"], "--nnodes 2, but there are 1 host(s)"),
         (["--nnodes", "0", "sweep", "c"], "--nnodes"),
-        (["--engine", "ray", "sweep", "c"], "--engine"),
         (["--hosts", "a:x", "--", "maxlen", "--impl", "ring"], "write a:8,b:8"),
         ([], "COMMAND"),
         (["--", "sweep"], "tokens is missing"),

@@ -209,8 +209,6 @@ def test_hosts_of_slurm_and_of_mpirun(programs: None) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"engine": "srun"}, "srun takes its hosts from salloc or sbatch"),
-        ({"engine": "mpirun"}, "--hosts a:8,b:8"),
         ({"hosts": "127.0.0.1:8,127.0.0.2:4"}, "the same number of ranks"),
         ({"hosts": "a:8,a:8"}, "'a:8' can't be read"),
         ({"hosts": "127.0.0.1,192.0.2.1", "nodes": 3}, "--nnodes 3, but there are 2 host(s)"),
