@@ -15,7 +15,6 @@ COMMANDS = ("sweep", "maxlen", "scaling")
 def launch(
     command: Annotated[list[str], typer.Argument(metavar="COMMAND …")],
     hosts: str | None = None,
-    nnodes: Annotated[int | None, typer.Option(min=1, max=units.MAX_RANKS)] = None,
     nproc_per_node: Annotated[int | None, typer.Option(min=1, max=units.MAX_RANKS)] = None,
 ) -> int:
     """Run a sweep, maxlen or scaling over several hosts.
@@ -29,7 +28,6 @@ def launch(
     Options:
         command: sweep, maxlen or scaling, with its own arguments.
         hosts: Hosts for mpirun with their ranks, a:8,b:8; the first is this one. Default: none.
-        nnodes: Number of hosts, from the first. Default: all.
         nproc_per_node: Ranks on each host. Default: as in --hosts, else one per visible GPU, else
             1.
     """
@@ -43,7 +41,7 @@ def launch(
     refuse_several_tasks(os.environ)
     parsed = _parse(command)
     gpus = 0 if nproc_per_node else len(read_visible_gpus().visible)
-    found = find_hosts(os.environ, hosts, nnodes, nproc_per_node, gpus)
+    found = find_hosts(os.environ, hosts, nproc_per_node, gpus)
     by = f" by {found.engine}" if found.engine else ""
     print_lines([f"ranks: {found.ranks_per_host} on each of {', '.join(found.names)}{by}"])
     with use_hosts(found), parsed:

@@ -85,8 +85,8 @@ def refuse_several_tasks(environ: Mapping[str, str]) -> None:
 
 
 def find_hosts(
-    environ: Mapping[str, str], hosts: str | None = None, nodes: int | None = None,
-    ranks_per_host: int | None = None, gpus: int = 0,
+    environ: Mapping[str, str], hosts: str | None = None, ranks_per_host: int | None = None,
+    gpus: int = 0,
 ) -> Hosts:  # fmt: skip
     """Return the hosts of a launch, from options and what Slurm says.
 
@@ -96,10 +96,7 @@ def find_hosts(
     found = {"localhost": 0}
     if engine:
         found = _parse(hosts) if hosts else _hosts_of_slurm(environ["SLURM_JOB_NODELIST"])
-    if nodes and nodes > len(found):
-        more = "salloc or sbatch --nodes" if engine == "srun" else "--hosts a:8,b:8"
-        raise UserError(f"--nnodes {nodes}, but there are {len(found)} host(s); give more: {more}")
-    names, slots = tuple(found)[:nodes], min(found.values())
+    names, slots = tuple(found), min(found.values())
     ranks = ranks_per_host or slots or gpus or 1
     if len(names) == 1:
         return Hosts(names=names, ranks_per_host=ranks)

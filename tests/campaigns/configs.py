@@ -113,7 +113,7 @@ def try_command(line: list[str], encoding: str) -> str | None:
 def parameters() -> dict[str, Any]:
     """Return click's parameters of every command that runs no process of its own."""
     group: Any = typer.main.get_command(cli.app)
-    skipped = {"hosts", "nnodes", "help"}
+    skipped = {"hosts", "help"}
     return {
         name: [p for p in command.params if p.name not in skipped]
         for name, command in group.commands.items()

@@ -31,8 +31,7 @@ WAITS = TINY.replace("256", "4k").replace(": ring", ": rank-waits")
     ("arguments", "message"),
     [
         (["doctor"], "unknown command 'doctor' in longseq launch; known: maxlen, scaling, sweep"),
-        (["--nnodes", "2", "sweep", "c"], "--nnodes 2, but there are 1 host(s)"),
-        (["--nnodes", "0", "sweep", "c"], "--nnodes"),
+        (["--nproc-per-node", "0", "sweep", "c"], "--nproc-per-node"),
         (["--hosts", "a:x", "--", "maxlen", "--impl", "ring"], "write a:8,b:8"),
         ([], "COMMAND"),
         (["--", "sweep"], "tokens is missing"),

@@ -201,7 +201,6 @@ def test_hosts_of_slurm_and_of_mpirun(programs: None) -> None:
     assert found == Hosts("srun", HOSTS, 1, 8)
     assert find_hosts(SLURM, ranks_per_host=4, gpus=2).ranks == 8
     assert find_hosts(SLURM, gpus=2).ranks == 4
-    assert find_hosts(SLURM, nodes=1) == Hosts("", HOSTS[:1], 1)
     assert find_hosts({}, hosts="127.0.0.1:8,127.0.0.2:8") == Hosts("mpirun", HOSTS, 8)
     assert find_hosts({}, ranks_per_host=2) == Hosts("", ("localhost",), 2)
 
@@ -211,7 +210,6 @@ def test_hosts_of_slurm_and_of_mpirun(programs: None) -> None:
     [
         ({"hosts": "127.0.0.1:8,127.0.0.2:4"}, "the same number of ranks"),
         ({"hosts": "a:8,a:8"}, "'a:8' can't be read"),
-        ({"hosts": "127.0.0.1,192.0.2.1", "nodes": 3}, "--nnodes 3, but there are 2 host(s)"),
         ({"hosts": "192.0.2.1,127.0.0.1"}, "this host is not 192.0.2.1, the first of the hosts"),
         ({"hosts": "nowhere.invalid,127.0.0.1"}, "the host nowhere.invalid is not known here"),
     ],
