@@ -44,10 +44,6 @@ _METHOD = (
 )
 
 
-def _interval(t: Change) -> tuple[float | None, float | None]:
-    return (t.estimate.low, t.estimate.high) if t.estimate else (None, None)
-
-
 def _detectable(t: Change) -> Cell:
     share = t.estimate.detectable if t.estimate else None
     return ">100 %" if share and share > 1 else share  # the size of more has no meaning
@@ -65,8 +61,8 @@ _TIMES = (
     ValueColumn("A", "seconds", lambda t: time_with_interval(t.a), 8),
     ValueColumn("B", "seconds", lambda t: time_with_interval(t.b), 8),
     _RATIO,
-    ValueColumn("Low", "ratio", lambda t: _interval(t)[0], 5),
-    ValueColumn("High", "ratio", lambda t: _interval(t)[1], 5),
+    ValueColumn("Low", "ratio", lambda t: t.estimate and t.estimate.low, 5),
+    ValueColumn("High", "ratio", lambda t: t.estimate and t.estimate.high, 5),
     ValueColumn("p", "error", lambda t: t.estimate and t.estimate.adjusted_p, 2),
     ValueColumn("Detectable", "share", _detectable, 3),
     ValueColumn("Processes", "text", lambda t: f"{len(t.a_rounds)} and {len(t.b_rounds)}", 1),
