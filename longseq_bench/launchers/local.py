@@ -40,7 +40,6 @@ from longseq_bench.launchers.process_inspection import (
     kill_orphans,
     read_stacks,
     sample_processes,
-    with_orphans_named,
 )
 from longseq_bench.launchers.rank_supervisor import GRACE_S, PHASE_LIMIT_S, RankSupervisor
 
@@ -198,7 +197,7 @@ class LocalLauncher(Launcher):
             is_late = time.monotonic() >= end
         finally:
             with defer_interrupts():
-                outputs, _ = _end(children, children if message else [])
+                outputs = _end(children, children if message else [])
         if message and "answer" in message:
             return message["answer"]
         code = child.process.exitcode or 0
@@ -225,9 +224,8 @@ class LocalLauncher(Launcher):
             running = supervisor.running
             reported = [child for rank, child in enumerate(children) if rank not in running]
             with defer_interrupts():
-                _, orphans = _end(children, reported)
-        outcome = with_orphans_named(supervisor.outcome(time.monotonic()), orphans)
-        return outcome, supervisor.signal_number
+                _end(children, reported)
+        return supervisor.outcome(time.monotonic()), supervisor.signal_number
 
     def _start_ranks(self, trial: Trial, children: list[_Child]) -> None:
         """Start a child for every rank."""
@@ -295,10 +293,10 @@ def _follow(supervisor: RankSupervisor, children: Sequence[_Child], on_phase: On
                 supervisor.add_exit(rank, code, child.output.tail(), killed, now, at)
 
 
-def _end(children: Sequence[_Child], reported: Sequence[_Child]) -> tuple[list[str], list[str]]:
-    """Wait for the children that reported, and kill the others.
+def _end(children: Sequence[_Child], reported: Sequence[_Child]) -> list[str]:
+    """Wait for the children that reported, kill the others, and all that they left behind.
 
-    Returns the end of each child's output, and the names of orphaned processes, which are killed.
+    Returns the end of each child's output.
     """
     for child in children:
         child.pipe.close()
@@ -308,8 +306,8 @@ def _end(children: Sequence[_Child], reported: Sequence[_Child]) -> tuple[list[s
     end = time.monotonic() + GRACE_S
     for child in reported:
         fork_server.end(child.process, max(0.0, end - time.monotonic()))
-    orphans = kill_orphans()
+    kill_orphans()
     outputs = [child.output.tail() for child in children]
     for child in children:
         child.output.close()
-    return outputs, orphans
+    return outputs

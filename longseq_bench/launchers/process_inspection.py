@@ -9,7 +9,6 @@ from contextlib import suppress
 
 import psutil
 
-from longseq_bench.core.model import Outcome
 from longseq_bench.core.ranks import issuing_threads_s
 from longseq_bench.launchers import fork_server
 from longseq_bench.launchers.exit_status import OutputFile, stack_lines
@@ -86,30 +85,17 @@ def read_stacks(pids: Mapping[int, int], outputs: Mapping[int, OutputFile]) -> d
     return {r: stack_lines(outputs[r].tail(starts[r], STACK_BYTES)) for r in pids}
 
 
-def kill_orphans() -> list[str]:
-    """Kill the orphaned processes of a trial, which the fork server adopts; return their names.
+def kill_orphans() -> None:
+    """Kill the orphaned processes of a trial, which the fork server adopts.
 
     One trial runs at a time, so all children of our server belong to it. Children of other
     processes are not touched.
     """
     if not (server := fork_server.pid()):
-        return []
+        return
     with suppress(psutil.NoSuchProcess):
         orphans = psutil.Process(server).children(recursive=True)
-        names = []
         for orphan in orphans:
             with suppress(psutil.NoSuchProcess):
-                names.append(f"{orphan.name()} ({orphan.pid})")
                 orphan.kill()
         psutil.wait_procs(orphans, timeout=GRACE_S)
-        return names
-    return []
-
-
-def with_orphans_named(outcome: Outcome, orphans: list[str]) -> Outcome:
-    """Return the outcome with the names of left-over processes in its reason."""
-    if not orphans:
-        return outcome
-    left = f"left {len(orphans)} process(es) behind, killed: {', '.join(orphans)}"
-    reason = f"{outcome.reason}; {left}" if outcome.reason else left
-    return outcome.model_copy(update={"reason": reason})
