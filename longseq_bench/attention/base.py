@@ -43,9 +43,6 @@ from longseq_bench.patterns.visible_keys import visible_keys
 
 Counts = NDArray[np.integer] | NDArray[np.bool_]
 
-MAX_SINK_KEYS = 1024
-"""Keys that weigh as much as a sink: beside more, float16 has no output of a row of one key."""
-
 
 @dataclass(frozen=True)
 class Cost:
@@ -232,9 +229,9 @@ class Attention(ABC):
         if not w.sink:
             return None
         drawn = torch.randn(w.heads, generator=torch.Generator().manual_seed(0))
-        # about the log-sum-exp of a row, so that it shows; every dtype has eighths exactly
-        usual = math.log(min(mask_pairs(w) / len(w.queries), MAX_SINK_KEYS))
-        sinks = ((drawn + usual) * 8).round() / 8
+        # about a row's log-sum-exp, to be seen; beside more, float16 has no output of a single key
+        usual = math.log(min(mask_pairs(w) / len(w.queries), 1024))
+        sinks = ((drawn + usual) * 8).round() / 8  # every dtype has eighths exactly
         return sinks.to(device_for(self.device)).requires_grad_(w.train)
 
     def add_sinks(self, kernel: AttentionKernel, heads: slice | None = None) -> AttentionKernel:
