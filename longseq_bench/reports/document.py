@@ -234,8 +234,6 @@ def format_cell(cell: Cell, kind: ValueKind) -> str:
     if isinstance(cell, Spread):
         digits = ".0f" if cell.share >= 0.0995 or cell.share == 0 else ".2g"
         return f"{format_cell(cell.value, kind)} ±{cell.share * 100:{digits}} %"
-    if cell != cell:
-        return "not a number"
     return _FORMATS[kind](cell) if kind in _FORMATS else f"{cell:g}"
 
 

@@ -25,7 +25,6 @@ from longseq_bench.reports.document import Cell, Spread, ValueKind, format_cell
         (0.2034, "ratio", "0.203×"),
         (12345.0, "ratio", "12,345×"),
         (2.06e-6, "error", "2.1e-06"),
-        (math.nan, "error", "not a number"),
         (math.inf, "error", "inf"),
         ("as it is", "seconds", "as it is"),
     ],
