@@ -54,6 +54,8 @@ def compiled() -> Callable[..., Any]:
     if dynamo.disable:
         raise UnsupportedError("FlexAttention has to be compiled, and torch.compile is disabled")
     inductor.compile_threads = 1
+    # torch 2.13 can't compile a score_mod with a number that may change, as a soft cap
+    dynamo.specialize_float = True
     # a ring or stages of heads compile more variants than torch's 8, where it would raise
     dynamo.recompile_limit = max(dynamo.recompile_limit, MAX_COMPILATIONS)
     # fullgraph: raise instead of running a part of the graph uncompiled

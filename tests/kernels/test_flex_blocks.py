@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from longseq_bench.core.errors import UnsupportedError, UserError
+from longseq_bench.core.workload import Scores
 from longseq_bench.kernels.cpp_build import COMPILERS
 from longseq_bench.kernels.flex_blocks import FlexBlocks, causal_block_mask, compiled
 from longseq_bench.meters.memory import StoragePeak
@@ -176,13 +177,13 @@ def test_nothing_runs_uncompiled() -> None:
 
 @pytest.mark.slow
 def test_compiled_it_equals_its_definition() -> None:
-    """Compiling takes most of the time: a short last block, and a layout for each head."""
+    """Compiling takes most of the time: a short last block, a layout for each head, a soft cap."""
     if not any(shutil.which(name) for name in COMPILERS):
         pytest.skip(f"there is no {' or '.join(COMPILERS)}")
     draw, layouts = torch.Generator().manual_seed(0), several_layouts(515, 64, True)
     q, k, v = (torch.randn(2, h, 515, 32, generator=draw) for h in (4, 2, 2))
-    out, lse = FlexBlocks(layouts).forward(q, k, v, False)
+    out, lse = FlexBlocks(layouts, Scores(soft_cap=2.0)).forward(q, k, v, False)
     assert lse is None
-    seen = plain_attention.masks(layouts)
-    want, _ = plain_attention.forward(q.double(), k.double(), v.double(), counts=seen)
+    rows, seen = (q.double(), k.double(), v.double()), plain_attention.masks(layouts)
+    want, _ = plain_attention.forward(*rows, counts=seen, soft_cap=2.0)
     torch.testing.assert_close(out.double(), want, rtol=1e-4, atol=1e-5)
