@@ -17,9 +17,6 @@ from longseq_bench.core.cost import KV_BLOCK
 from longseq_bench.kernels.base import Triple
 
 DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
-UNITS = {torch.int8: 1, torch.float8_e4m3fn: 256}
-"""Numbers over what kernels make of them: the bits of e4m3 are those of a smaller float16."""
-
 _LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 

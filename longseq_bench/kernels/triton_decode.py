@@ -23,7 +23,7 @@ from triton.language import tensor
 from longseq_bench.core.cost import KV_BLOCK
 from longseq_bench.core.workload import PLAIN_SCORES, Scores
 from longseq_bench.kernels.decode import MAX_ROWS, SeenKeys, choose_splits, is_latent
-from longseq_bench.kernels.quantised import UNITS, Quantised
+from longseq_bench.kernels.quantised import Quantised
 from longseq_bench.kernels.triton_kernels import capped
 from longseq_bench.kernels.triton_tiles import Launch, Shape, on_device
 
@@ -32,6 +32,7 @@ PROGRAMS_PER_MULTIPROCESSOR = 4
 _LOG2_E = tl.constexpr(1 / math.log(2))
 _LOG_2 = tl.constexpr(math.log(2))
 _SCALE_BLOCK = tl.constexpr(KV_BLOCK)
+_UNITS = {torch.int8: 1, torch.float8_e4m3fn: 256}  # see _load
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -165,7 +166,7 @@ def forward(
     parts: sets of keys that do not overlap.  decode.cuda_limit_reason says what is not supported.
     """
     shapes, strides = (q.shape, k.shape, v.shape), (q.stride()[:3], k.stride()[:3], v.stride()[:3])
-    factors = scores.factors(q.shape[3]), is_latent(k, v), UNITS.get(k.dtype, 0)
+    factors = scores.factors(q.shape[3]), is_latent(k, v), _UNITS.get(k.dtype, 0)
     splits, tables, split, join = _step(parts, q.device, q.dtype, shapes, strides, dtype, *factors)
     scales = [t.scale if isinstance(t, Quantised) else t for t in (k, v)]
     k, v = (t.view(torch.int8) if isinstance(t, Quantised) else t for t in (k, v))
