@@ -371,7 +371,8 @@ def choose_inputs(attention: Attention) -> list[SpecialInputs]:
     # a module's matrices mix a code's bits
     has_matrices = bool(attention.projections())
     # a single column has no room for one that moves the scores of a row away from the sink
-    has_matching = not has_matrices and not (w.sink and w.head_dim == 1)
+    columns = w.head_dim - (w.v_head_dim if w.latent else 0)
+    has_matching = not has_matrices and not (w.sink and columns == 1)
     is_short = w.seq_len <= MAX_FLOAT16_TOKENS or attention.coarsest_dtype != "float16"
     has_levels = attention.is_exact and is_short
     rest = [EQUAL if has_matrices else TWO_LEVEL] if has_levels else []

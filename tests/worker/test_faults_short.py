@@ -40,6 +40,8 @@ TWO_KEYS = {"heads": 128, "kv_heads": 64, "head_dim": 1, "mask": "sliding-window
             "dtype": "bfloat16", "mode": "forward"}  # fmt: skip
 ONE_VALUE = {"batch": 2, "heads": 6, "kv_heads": 3, "head_dim": 1, "causal": True, "world_size": 4,
              "seed": 574503, "mode": "forward"}  # fmt: skip
+ONE_COLUMN = {"heads": 8, "kv_heads": 1, "head_dim": 2, "latent": "1+1", "sink": True,
+              "mode": "decode"}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -55,6 +57,7 @@ ONE_VALUE = {"batch": 2, "heads": 6, "kv_heads": 3, "head_dim": 1, "causal": Tru
         ("collective", 1025, {"chunk": 30, "order": "zigzag"}, ONE_VALUE),
         ("sdpa", 600, {}, ONE_KEY),
         ("sdpa", 700, {}, TWO_KEYS),
+        ("ring", 2, {}, ONE_COLUMN),
     ],
 )
 def test_right_cases_that_were_called_wrong_once(
@@ -62,7 +65,8 @@ def test_right_cases_that_were_called_wrong_once(
 ) -> None:
     """Terms of dv, of an element of the output, and of a row with one value cancel by chance.
 
-    Of rows that see one key dq and dk are rounding errors alone.
+    Of rows that see one key dq and dk are rounding errors alone. Known rows beside a sink need two
+    columns of scores.
     """
     case = complete(launcher, name, tokens, options, **{"mode": "train", "repeats": 1, **shape})
     assert run_trial(launcher, case).status == "ok"
