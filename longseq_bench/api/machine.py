@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,6 @@ from longseq_bench.search.rates import RateModel
 from longseq_bench.store import RECORDS, load
 
 MEMORY_SHARE, BUSY = 0.8, 0.75
-MAX_PAST_RECORDS = 2000  # read no more files after this many records
 _COARSE, _FINE = 2**30, 64 * 2**20
 
 
@@ -106,16 +105,11 @@ def describe_devices(catalogue: Catalogue, trials: Iterable[Trial]) -> str:
 
 
 def past_records(folder: Path) -> list[Record]:
-    """Return records of this machine below a folder, newest files first, up to a limit."""
+    """Return the records of this machine below a folder."""
     fingerprint, records = environment.collect().fingerprint, []
-    for path in sorted(folder.rglob(RECORDS), key=lambda p: -p.stat().st_mtime):
-        try:
-            loaded = load(path).records
-        except StoreError:
-            continue
-        records += [r for r in loaded if r.environment.fingerprint == fingerprint]
-        if len(records) > MAX_PAST_RECORDS:
-            break
+    for path in folder.rglob(RECORDS):
+        with suppress(StoreError):
+            records += [r for r in load(path).records if r.environment.fingerprint == fingerprint]
     return records
 
 
