@@ -31,8 +31,6 @@ def report(
         track: Also write rows and the page to a tracker, as a run of a project: trackio or
             wandb:PROJECT. Default: none.
     """
-    import gc
-
     from longseq_bench.api.results import load
     from longseq_bench.api.tracking import track as write_run
     from longseq_bench.cli.session import print_documents, print_lines
@@ -48,18 +46,13 @@ def report(
     if not format_names or not kinds:
         raise UserError("--format or --kind is empty; write --format md,csv --kind summary")
     file_formats = [name for name in format_names if name != TERMINAL]
-    gc.disable()  # records and rows have no cycles, and each collection would visit them
-    try:
-        found = load(*results)
-        if "html" in file_formats:
-            from longseq_bench.reports.render.html import start_vega
+    found = load(*results)
+    if "html" in file_formats:
+        from longseq_bench.reports.render.html import start_vega
 
-            start_vega()  # while the documents are built
-        print_lines(found.notes, "yellow")
-        built = found.documents(kinds, baseline)
-    finally:
-        gc.freeze()
-        gc.enable()
+        start_vega()  # while the documents are built
+    print_lines(found.notes, "yellow")
+    built = found.documents(kinds, baseline)
     paths = write_documents(built, out or found.folder or Path(), file_formats)
     if track:
         write_run(found, built[0], track)
