@@ -107,11 +107,3 @@ def test_the_first_file_of_every_kind_is_one_page(name: str) -> None:
         text, *more = render(report.without_charts()).values()
         assert len(text.split()) <= 1200, report.kind
         assert len(more) == 1
-
-
-def test_backticks_do_not_end_a_block_of_code() -> None:
-    lines = ["echo ```", "````", "end"]
-    tokens = MarkdownIt("commonmark").parse(
-        page(Document("summary", "T", [], [Section("S", code=lines)]))
-    )
-    assert [t.content for t in tokens if t.type == "fence"] == ["\n".join(lines) + "\n"]

@@ -142,7 +142,7 @@ def _section(section: Section, names: Mapping[int, str]) -> Iterator[str]:
     for table in section.tables:
         yield from _table(table)
     if section.code:
-        yield from _code(section.code)
+        yield from ("```", *section.code, "```", "")
     if section.folded:
         yield from ("</details>", "")
 
@@ -160,11 +160,3 @@ def _table(table: Table) -> Iterator[str]:
 
 def _row(cells: list[str]) -> str:
     return f"| {' | '.join(cells)} |"
-
-
-def _code(lines: Sequence[str]) -> Iterator[str]:
-    text = "\n".join(lines)
-    # A fence must be longer than any run of backticks inside it.
-    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    yield from (fence, text, fence, "")
