@@ -116,7 +116,6 @@ def _newer_schema(document: bytes) -> str | None:
 
 
 RECORDS = "records.jsonl"
-MAX_REASONS = 5
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
@@ -270,9 +269,6 @@ def _read(file: Path) -> Loaded:
                 reasons[number] = why
                 lines.setdefault(why, []).append(number)
     notes = [f"{_format_lines(n)} skipped (unchanged on disk): {why}" for why, n in lines.items()]
-    if len(notes) > MAX_REASONS:
-        left = len(notes) - MAX_REASONS
-        notes[MAX_REASONS:] = [f"lines are skipped for {left} other reasons"]
     return Loaded(_without_superseded(records), reasons, notes)
 
 
