@@ -66,7 +66,7 @@ class Quantised(Tensor):
     @property
     def part(self) -> int:
         """Tokens of a head that are quantised together: few exist in another dtype at a time."""
-        return KV_BLOCK * (512 if self.is_cuda else 8)
+        return KV_BLOCK * (512 if self.is_cuda else 4)
 
     def draw(self, i: int, j: int, start: int) -> Tensor:
         """Return a part (tokens, D) before it is quantised; it may go on after the last token."""
