@@ -41,9 +41,7 @@ class Quantised(Tensor):
         cache.scale = torch.ones(*shape[:2], -(-shape[2] // KV_BLOCK), device=device)
         return cache
 
-    def fill_from(
-        self, draw: Callable[[Tensor, int, int, int], object], dtype: torch.dtype
-    ) -> None:
+    def fill_from(self, draw: Callable[..., object], dtype: torch.dtype) -> None:
         """Quantise numbers of a dtype, a part of a head after the other.
 
         draw(part, i, j, start) sets tokens (n, D) of sequence i and KV head j, from `start` on.
@@ -84,10 +82,7 @@ def before_quantisation(inputs: Triple) -> Triple:
 
 
 def rows_of(tensor: Tensor, i: Any, j: Any, at: slice) -> Tensor:
-    """Return tokens (n, D) of sequence i and KV head j of keys or values, scaled, in float64.
-
-    Those of a tensor that is not Quantised are returned as they are. i, j: an index, or a slice.
-    """
+    """Return tokens (n, D) of sequence i and KV head j, or of slices; scaled if Quantised."""
     if not isinstance(tensor, Quantised):
         return tensor[i, j, at]
     if tensor.is_redrawn:
