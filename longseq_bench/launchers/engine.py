@@ -227,11 +227,17 @@ class _Run:
                 self._add_message(rank, json.loads(brace + rest))
 
     def _add_message(self, rank: int, message: dict[str, Any]) -> None:
+        """Process a message. Raises UserError if its host has other versions than this one."""
         now = time.monotonic()
         self._seen_s[rank] = now
         if "versions" in message:
-            self._step = message["step"]
-            self._check_versions(self._host_of(rank), message["versions"])
+            self._step, host = message["step"], self._host_of(rank)
+            for name, here in versions().items():
+                if (there := message["versions"].get(name)) != here:
+                    raise UserError(
+                        f"host {host} has another version than this host: {name} is {there} there "
+                        f"and {here} here; install the same on all hosts"
+                    )
         elif "beat" in message:
             if not self._beats:  # the engine works: from now on every host is expected to speak
                 self._seen_s = dict.fromkeys(self._seen_s, now)
@@ -243,15 +249,6 @@ class _Run:
             self.supervisor.add_message(rank, message | {"at": time.time_ns()}, now)
             if "phase" in message and rank == 0:
                 self._on_phase(message["phase"], message["part"])
-
-    def _check_versions(self, host: str, found: dict[str, str]) -> None:
-        """Raise UserError if a host has other versions than this one."""
-        for name, here in versions().items():
-            if found.get(name) != here:
-                raise UserError(
-                    f"host {host} has another version than this host: {name} is {found.get(name)} "
-                    f"there and {here} here; install the same on all hosts"
-                )
 
     def _fail_silent_hosts(self) -> None:
         """Fail the ranks of a host that is stopped or gone: none of them sends a heartbeat."""

@@ -364,7 +364,7 @@ _LAUNCHERS = (
           "pieces = [(rank, text + b\"\\n\") for rank, text in pieces]",
           ("tests/launchers/test_engine.py::test_output_is_split_by_rank_however_it_is_cut",)),
     Fault("any-version", "launchers", "launchers/engine.py",
-          "if found.get(name) != here:", "if found.get(name) is None:",
+          '.get(name)) != here:', '.get(name)) is None:',
           ("tests/launchers/test_engine.py::test_another_version_on_a_host_is_named",)),
     Fault("exits-unread", "launchers", "launchers/engine.py",
           "code = -number if number else int(found[\"code\"] or 1)",
