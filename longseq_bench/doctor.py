@@ -127,14 +127,10 @@ def _cuda(catalogue: Catalogue | None) -> list[Finding]:
     kernel = catalogue.kernels.get("flash-attn-4", KernelInfo(summary="", device="cuda"))
     install = (kernel.unavailable or "").partition(" is not installed: ")[2]
     slower = "not installed: most exact attention on this GPU takes a slower kernel"
-    run = "python -m benchmarks.gpu brief --out gpu-results"
-    remedy = f"please run {run} in a checkout, and send the folder (docs/gpu.md)"
-    few = "longseq has run on H100s only, for less than an hour"
     return [
         Finding("cuda", "ok", f"{info.count} x {info.name}, {memory}"),
         check("triton on cuda", not missing, built, "; ".join(todo for _, todo in missing)),
         *([Finding("flash-attn-4", "note", slower, install)] if install else []),
-        Finding("gpu acceptance", "note", few, remedy),
     ]
 
 

@@ -139,10 +139,6 @@ class TokenOrder:
             hops = max(hops, *((ranks[seen] - owner) % self.ranks).tolist())
         return hops
 
-    def positions(self, rank: int) -> NDArray[np.int64]:
-        """Return the global position of each of a rank's tokens, in local order."""
-        return positions_of(self.runs(rank))
-
 
 def order_for(name: OrderName, w: Workload, ranks: int) -> TokenOrder:
     """Return the assignment of a workload's tokens. Raises WorldError as TokenOrder does."""

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from longseq_bench.core.masks import CAUSAL, FULL, PREFIX, WINDOW, Mask
+from longseq_bench.core.masks import PREFIX, WINDOW, Mask
 from longseq_bench.core.model import Workload
 from longseq_bench.patterns import Ints, Tokens
 
@@ -79,15 +79,7 @@ class VisibleKeys:
         if run.step == 1:
             before = partial(self.mask.pairs_before, tokens=self.tokens)
             return before(run.stop) - before(run.start)
-        if self.mask.kind == FULL:
-            return len(run) * self.tokens
-        if self.mask.kind == CAUSAL:
-            return (run[0] + run[-1] + 2) * len(run) // 2
         return self.pairs(np.arange(run.start, run.stop, run.step))
-
-    def share(self, queries: Tokens) -> float:
-        """Return the share of all pairs that these queries see."""
-        return self.pairs(queries) / self.mask.visible_pairs(self.tokens)
 
 
 _visible_keys = lru_cache(maxsize=32)(VisibleKeys)

@@ -21,6 +21,7 @@ from typing_extensions import override
 from longseq_bench.attention.base import Attention, KernelOption, implementation
 from longseq_bench.attention.exact.ring import Ring
 from longseq_bench.attention.one_rank import exact_call
+from longseq_bench.core.cost import mask_pairs
 from longseq_bench.core.errors import WorldError
 from longseq_bench.core.model import Workload
 from longseq_bench.core.units import divisors
@@ -331,7 +332,7 @@ class Usp(HeadSplit):
     def work_share(self) -> float:
         # a rank computes the rows of its Ulysses group, for its part of the heads
         rows = self.order.runs(self.group.rank // self.ulysses)
-        return visible_keys(self.workload).share(rows) / self.ulysses
+        return visible_keys(self.workload).pairs(rows) / mask_pairs(self.workload) / self.ulysses
 
     @override
     def bytes_sent(self) -> int:
