@@ -187,11 +187,11 @@ INLINE void add_dims(const float *s, const float *keep, const T *v, int64_t ldv,
 
 template <int R, typename T>
 INLINE void add_values(const float *s, const float *keep, const T *v, int64_t ldv, int dim,
-                       int count, const T *next, int64_t ldn, int next_dims, float *o, int ldo) {
+                       int count, const T *next, int64_t ldn, float *o, int ldo) {
     const int V = R == 1 ? 8 : 4;
     int d = 0;
     for (; d + V * LANES <= dim; d += V * LANES)
-        add_dims<R, V>(s, keep, v, ldv, d, count, d < next_dims ? next : 0, ldn, o, ldo);
+        add_dims<R, V>(s, keep, v, ldv, d, count, next, ldn, o, ldo);
     for (; d + 2 * LANES <= dim; d += 2 * LANES)
         add_dims<R, 2>(s, keep, v, ldv, d, count, next, ldn, o, ldo);
     for (; d + LANES <= dim; d += LANES) add_dims<R, 1>(s, keep, v, ldv, d, count, next, ldn, o, ldo);
@@ -233,7 +233,7 @@ template <int R> INLINE void multiply(float *s, float factor) {
 template <int R, typename T>
 INLINE void add_tile(const Decode *p, int row, const float *q, int ldq, const T *k, const T *v,
                      int64_t start, int count, const T *fetched, int dims, const T *next,
-                     int next_dims, int64_t scale_at, float *s, float *o, float *m, float *l) {
+                     int64_t scale_at, float *s, float *o, float *m, float *l) {
     float keep[R];
     score<R>(q + row * ldq, ldq, k, p->k.token, p->dim, fetched, p->v.token, dims, count, s);
     if (sizeof(T) == 1) multiply<R>(s, p->k_scale[scale_at]);
@@ -247,8 +247,7 @@ INLINE void add_tile(const Decode *p, int row, const float *q, int ldq, const T 
         keep[r] = weigh(s + r * KEYS, from, to, count, m + row + r, l + row + r);
     }
     if (sizeof(T) == 1) multiply<R>(s, p->v_scale[scale_at]);
-    add_values<R>(s, keep, v, p->v.token, p->v_dim, count, next, p->k.token, next_dims,
-                  o + row * p->v_dim, p->v_dim);
+    add_values<R>(s, keep, v, p->v.token, p->v_dim, count, next, p->k.token, o + row * p->v_dim, p->v_dim);
 }
 
 // Q, T: types of the queries and of the cache.
@@ -282,15 +281,14 @@ template <typename Q, typename T> static void split(const Decode *p, int64_t uni
         const T *v = (const T *)p->v.data + batch * p->v.batch + head * p->v.head + start * p->v.token;
         // an address past the end is not read
         const T *more = k + count * p->k.token, *next, *fetched;
-        int next_dims = p->v_dim, dims = p->v_dim;
+        int dims = p->v_dim;
 #define ADD(R) \
     next = r + R == rows && start + count < last ? more : 0, fetched = r == 0 ? v : 0; \
-    if (v == k) { /* a latent: a part of the next rows at all times */ \
-        int from = p->dim * r / rows, to = p->dim * (r + R) / rows; \
-        next = more + from, next_dims = (to - from) / 2; \
-        fetched = next + next_dims, dims = to - from - next_dims; \
+    if (v == k) { /* a latent: each block of rows fetches a part of the next keys */ \
+        int from = p->dim * r / rows; \
+        fetched = more + from, dims = p->dim * (r + R) / rows - from, next = 0; \
     } \
-    add_tile<R>(p, r, q, ldq, k, v, start, count, fetched, dims, next, next_dims, scale_at, s, o, m, l)
+    add_tile<R>(p, r, q, ldq, k, v, start, count, fetched, dims, next, scale_at, s, o, m, l)
         int r = 0;
         for (; r + ROWS <= rows; r += ROWS) { ADD(ROWS); }
         for (; r + 2 <= rows; r += 2) { ADD(2); }
