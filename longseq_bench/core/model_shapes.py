@@ -154,7 +154,7 @@ def parse_config(
         hidden_size=config["hidden_size"],
         dtype=dtype,
         sink=model_files.type_of(config).get("sink", False),
-        soft_cap=_soft_cap(config),
+        soft_cap=config.get("attn_logit_softcapping") or None,
         kinds=kinds,
         parameters=parameters,
         parameters_reason=reason,
@@ -163,13 +163,6 @@ def parse_config(
         context=config.get("max_position_embeddings"),
         notes=tuple(dict.fromkeys(notes)),
     )
-
-
-def _soft_cap(config: Mapping[str, Any]) -> float | None:
-    cap = config.get("attn_logit_softcapping") or None
-    if cap is not None and not (isinstance(cap, int | float) and cap > 0):
-        raise ConfigError(f"its attn_logit_softcapping {quote(cap)} is not a number above 0")
-    return cap
 
 
 def _dtype(config: Mapping[str, Any]) -> tuple[DType | None, list[str]]:
