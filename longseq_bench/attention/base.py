@@ -228,7 +228,7 @@ class Attention(ABC):
         w = self.workload
         if not w.sink:
             return None
-        drawn = torch.randn(w.heads, generator=torch.Generator().manual_seed(0))
+        drawn = torch.randn(w.heads, generator=torch.Generator().manual_seed(0)).clamp_(-2, 2)
         # about a row's log-sum-exp, to be seen; beside more, float16 has no output of a single key
         usual = math.log(min(mask_pairs(w) / len(w.queries), 1024))
         sinks = ((drawn + usual) * 8).round() / 8  # every dtype has eighths exactly
