@@ -154,7 +154,7 @@ class Store:
         except BaseException as error:
             self.close()
             if isinstance(error, OSError):
-                raise _unwritable(self.folder, error) from None
+                raise unwritable(self.folder, error) from None
             raise
         self.records: list[Record] = loaded.records
         self.notes: list[str] = loaded.notes
@@ -170,7 +170,7 @@ class Store:
             self._size += _append(self._fd, write_line(record))
         except OSError as error:
             raise StoreError(
-                f"{_unwritable(self.folder, error)}. The {len(self.records):,} records before are "
+                f"{unwritable(self.folder, error)}. The {len(self.records):,} records before are "
                 f"in {self.path}; free space and run again: only the last trial repeats"
             ) from None
         self.records.append(record)
@@ -240,16 +240,16 @@ class Store:
             self.close()
 
 
-def load(path: str | Path) -> Loaded:
+def load(path: str | Path, may_be_empty: bool = False) -> Loaded:
     """Read a results folder or a .jsonl file, without a lock.
 
-    Raises StoreError if there is no such file, or no record in it can be read.
+    Raises StoreError if there is no such file, or no record in it unless it may be empty.
     """
     try:
         loaded = _read(file := _records_file(Path(path)))
     except OSError as error:
         raise StoreError(f"results {path} can't be read: {_describe_error(error)}") from None
-    if not loaded.records:
+    if not loaded.records and not may_be_empty:
         reason = "; ".join(loaded.notes) or "it is empty"
         raise StoreError(f"results {file} hold no record: {reason}")
     return loaded
@@ -368,7 +368,8 @@ def _records_file(path: Path) -> Path:
     raise StoreError(f"results {what}" + (f"; did you mean {near[0]}?" if near else ""))
 
 
-def _unwritable(folder: Path, error: OSError) -> StoreError:
+def unwritable(folder: Path, error: OSError) -> StoreError:
+    """Return the error of a results folder or of a file in it that can't be written."""
     return StoreError(f"results folder {folder} can't be written: {_describe_error(error)}")
 
 

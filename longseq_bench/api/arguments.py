@@ -23,6 +23,11 @@ MAXLEN = {
         "Also search for the longest length that fits in memory, with shortened loops, unchecked.",
         False,
     ),
+    "shard": Setting(
+        str,
+        "Part of the searches to run, INDEX/COUNT: 2/4. The shards of a run have the same --out.",
+        otherwise="all, or all shards of a folder of shards",
+    ),
 }
 PLAN = {
     "gpu": Setting(

@@ -19,7 +19,8 @@ from longseq_bench.api.implementations import (
 )
 from longseq_bench.api.progress import Reporter, RunProgress, make_reporter
 from longseq_bench.api.results import Results
-from longseq_bench.api.running import run_and_report
+from longseq_bench.api.running import each_shard, run_and_report
+from longseq_bench.api.shards import choose_shard, shard_folder
 from longseq_bench.api.workloads import accept
 from longseq_bench.config.loader import SourceFile, load_config, read_values
 from longseq_bench.config.trials import SweepConfig, make_sweep
@@ -37,6 +38,7 @@ CALL = "this sweep"  # in messages, where a file would have its path
 
 
 @accept(WORKLOAD | TRIAL)
+@each_shard
 def sweep(
     config: str | Path | None = None,
     *,
@@ -46,6 +48,7 @@ def sweep(
     baseline: str | None = None,
     rounds: int | None = None,
     within: float | str | None = None,
+    shard: str | None = None,
     out: str | Path | None = None,
     progress: bool | Reporter = True,
     profile: str | Path | None = None,
@@ -57,7 +60,7 @@ def sweep(
     list is an axis of the grid. The options of an implementation may be lists too.
 
     Args:
-        config: A sweep file; then only rounds, out, progress, profile and timing may be given.
+        config: A sweep file; beside it rounds, shard, out, progress, profile, timing may be given.
         tokens: Sequence lengths over all ranks: 4096 or "4k".
         implementations: A name, a function, a pair (either, {option: value or values}), or a list
             of these.
@@ -66,6 +69,7 @@ def sweep(
         rounds: Repetitions of the grid.
         within: Time that all runs may take, 150 or "3min": one round, the cheapest runs first,
             shorter lengths too; the other times are predicted. Default: run all.
+        shard: Part of the trials to run, "2/4". Default: all, or all shards of a folder of shards.
         out: Folder for records, report and config. Finished trials in it are not run again.
             Default: results are in memory only.
         progress: True prints a line per trial on stderr, False prints nothing.
@@ -85,9 +89,10 @@ def sweep(
         Path(profile).open("xb").close()
         Path(profile).unlink()
     limit_s = parse_seconds(within, "within") if within else None
-    opened = _open(parsed, options or {}, folder, rounds, reporter)
+    opened = _open(parsed, options or {}, shard_folder(folder, shard), rounds, reporter)
     with opened as (launcher, catalogue, loaded, heading):
-        trials = loaded.trials
+        memory = str(parsed.data.get("memory_budget"))
+        folder, trials = choose_shard(loaded.trials, folder, shard, memory, loaded.rounds)
         count = 0 if limit_s else loaded.rounds
         watcher = RunProgress(reporter.console, trials, heading, count)
         schedule = strategy.sweep(trials, loaded.rounds)
@@ -109,11 +114,15 @@ def plan_sweep(
     rounds: int | None,
     out: Path | None,
     reporter: Reporter,
+    shard: str | None = None,
     **given: Any,
 ) -> tuple[SweepConfig, str, SweepEstimate]:
-    """Return the trials of a sweep, a sentence on devices, and what a run would take."""
+    """Return the trials of a sweep or shard, a sentence on devices, and what a run would take."""
     parsed, shared = _parse(config, given, rounds, out), given.get("options", {})
-    with _open(parsed, shared, out, rounds, reporter) as (launcher, catalogue, loaded, heading):
+    place = shard_folder(out, shard)
+    with _open(parsed, shared, place, rounds, reporter) as (launcher, catalogue, loaded, heading):
+        _, trials = choose_shard(loaded.trials, None, shard, "", loaded.rounds)
+        loaded = replace(loaded, trials=tuple(trials))
         past = machine.past_records(Path("results"))
         rates: dict[str, RateModel] = {}
         for device in {trial.device for trial in loaded.trials}:

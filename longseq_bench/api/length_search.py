@@ -11,7 +11,8 @@ from longseq_bench.api.arguments import MAXLEN
 from longseq_bench.api.implementations import Implementations, Options, read_implementations
 from longseq_bench.api.progress import Reporter, make_reporter
 from longseq_bench.api.results import Results
-from longseq_bench.api.running import build_trials, run_search
+from longseq_bench.api.running import build_trials, each_shard, run_search
+from longseq_bench.api.shards import choose_shard, shard_folder
 from longseq_bench.api.workloads import accept
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.settings import SEARCH, SHAPE
@@ -20,6 +21,7 @@ from longseq_bench.search import strategy
 
 
 @accept(MAXLEN | SEARCH | SHAPE)
+@each_shard
 def maxlen(
     implementations: Implementations,
     *,
@@ -49,13 +51,16 @@ def maxlen(
         problem = f"--ceiling {given['ceiling']} is smaller than --world-size {ranks}"
         raise UserError(f"{problem}; use at least {ranks}")
     reporter, folder = make_reporter(progress), Path(out) if out else None
-    chosen = read_implementations(implementations, folder)
+    chosen, shard = read_implementations(implementations, folder), given.get("shard")
     with machine.open_launcher(reporter, dict(chosen)) as (launcher, catalogue):
-        trials = build_trials(catalogue, chosen, shared, given, folder, [ranks], reporter)
+        place = shard_folder(folder, shard)
+        trials = build_trials(catalogue, chosen, shared, given, place, [ranks], reporter)
         launcher.check(trials)
         if given.get("fit_only"):
             fit_trials = [t.replace(fit_only=True, time_budget=None) for t in trials]
             trials = [trial for pair in zip(fit_trials, trials, strict=True) for trial in pair]
+        settings = f"{given.get('memory_budget')} {ceiling}"
+        folder, trials = choose_shard(trials, folder, shard, settings)
         schedule = partial(strategy.maxlen, trials, ceiling)
         return run_search(launcher, catalogue, trials, folder, schedule, reporter)
 

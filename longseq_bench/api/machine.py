@@ -11,6 +11,7 @@ from pathlib import Path
 
 from longseq_bench import environment
 from longseq_bench.api.progress import Reporter
+from longseq_bench.api.shards import FOLDERS
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import StoreError
 from longseq_bench.core.gpus import read_visible_gpus
@@ -130,13 +131,14 @@ def hardware_here(catalogue: Catalogue, device: Device) -> Hardware:
 def default_memory(device: Device, out: Path | None, ranks: int = 1) -> int:
     """Return the default budget of a rank: 80 % of the free memory, rounded down.
 
-    On a CPU, the ranks of a host share the memory. If `out` has records, their budget is used, so
-    that a resumed run makes the same trials, unless the machine has too little for these ranks.
+    On a CPU, the ranks of a host share the memory. If `out` or a shard beside it has records, their
+    budget is used, so that a resumed run makes the same trials, unless the machine has too little.
     """
-    try:
-        earlier = load(out).records if out else []
-    except StoreError:
-        earlier = []
+    earlier: list[Record] = []
+    beside = sorted(out.parent.glob(FOLDERS)) if out and out.match(FOLDERS) else []
+    for folder in [*beside, *filter(None, [out])]:
+        with suppress(StoreError):
+            earlier += load(folder).records
     hosts = _hosts.get()
     local_ranks = min(ranks, hosts.ranks_per_host if hosts else ranks)
     sharing_ranks = local_ranks if device == "cpu" else 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,6 +15,7 @@ from longseq_bench.analysis.frames import to_frame
 from longseq_bench.analysis.labels import find_baseline_label, find_short_labels
 from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
+from longseq_bench.api.shards import join_shards, run_folder
 from longseq_bench.core.errors import StoreError, UnknownNameError, UserError
 from longseq_bench.core.files import read_text_file
 from longseq_bench.core.model import Record
@@ -188,27 +189,36 @@ def load(*paths: str | Path) -> Results:
     records, notes = read_results(named)
     folder = named[0] if named[0].is_dir() else named[0].parent
     configs = {}
-    for config in (file.with_name(CONFIG) for file in record_files(named)):
+    for config in (run_folder(file.parent) / CONFIG for file in record_files(named)):
         with suppress(OSError, ValueError, UserError):
             configs[str(config)] = read_text_file(config, max_bytes=MAX_BYTES)
-    baseline = _find_baseline(configs.get(str(folder / CONFIG), ""), records)
+    baseline = _find_baseline(configs.get(str(run_folder(folder) / CONFIG), ""), records)
     return Results(records, folder, baseline, tuple(notes), configs)
 
 
 def read_results(paths: Iterable[Path]) -> tuple[list[Record], list[str]]:
     """Return the records of results folders and files, and notes on what could not be read.
 
-    A folder that has no records file stands for all folders below it. Raises StoreError if there
-    are none.
+    A folder that has no records file stands for all folders below it; the shards of a run are read
+    as one. Raises StoreError if there are no records, or for shards that don't belong together.
     """
-    loaded = [store.load(path) for path in record_files(paths)]
-    notes = [note for file in loaded for note in file.notes]
-    records: list[Record] = []
-    for file in loaded:
+    by_run: dict[Path, list[Record]] = {}
+    files, notes, known, copies = record_files(paths), list[str](), set[Hashable](), 0
+    for path in files:
+        run = run_folder(path.parent)
+        loaded = store.load(path, may_be_empty=run != path.parent)
         # the same run in a copy of a file; equal records of one file are different runs
-        known = set(map(_run_of, records))
-        records += [record for record in file.records if _run_of(record) not in known]
-    if copies := sum(len(file.records) for file in loaded) - len(records):
+        new = [record for record in loaded.records if _run_of(record) not in known]
+        known.update(map(_run_of, new))
+        by_run.setdefault(run, []).extend(new)
+        notes += loaded.notes
+        copies += len(loaded.records) - len(new)
+    joined = [join_shards(run, of_run, files) for run, of_run in by_run.items()]
+    records = [record for in_order, _ in joined for record in in_order]
+    notes += [note for _, missing in joined for note in missing]
+    if not records:
+        raise StoreError("; ".join(notes))
+    if copies:
         notes.append(f"duplicate records ignored: {copies}")
     return records, notes
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
 from longseq_bench.api import machine
 from longseq_bench.api.implementations import Options, choose_options
 from longseq_bench.api.progress import Reporter, RunProgress
-from longseq_bench.api.results import CONFIG, Results
-from longseq_bench.api.workloads import build_workload, make_trial, model_of, with_all_layers
+from longseq_bench.api.results import CONFIG, Results, load
+from longseq_bench.api.shards import read_shards, run_folder
+from longseq_bench.api.workloads import F, build_workload, make_trial, model_of, with_all_layers
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import StoreError, UserError
 from longseq_bench.core.model import Trial
@@ -23,7 +24,7 @@ from longseq_bench.launchers.base import Launcher
 from longseq_bench.runner import run_schedule
 from longseq_bench.search.prediction import Predictor
 from longseq_bench.search.strategy import Schedule
-from longseq_bench.store import Store
+from longseq_bench.store import Store, unwritable
 
 
 def build_trials(
@@ -90,10 +91,25 @@ def run_search(
     reporter: Reporter,
 ) -> Results:
     """Run a search over the trials."""
-    predictor = machine.make_predictor(launcher, catalogue, trials[0].device)
+    device = trials[0].device if trials else "cpu"  # a shard may have none
+    predictor = machine.make_predictor(launcher, catalogue, device)
     heading = machine.describe_devices(catalogue, trials)
     watcher = RunProgress(reporter.console, trials, heading)
     return run_and_report(make_schedule(predictor), launcher, out, watcher, reporter)
+
+
+def each_shard(command: F) -> F:
+    """Let `sweep` or `maxlen` continue all shards of its folder if it is asked for none of them."""
+
+    @wraps(command)
+    def running(*args: Any, out: str | Path | None = None, **given: Any) -> Any:
+        found = read_shards(Path(out)) if out and not given.get("shard") else {}
+        count = max((one.count for one in found.values()), default=0)
+        for i in range(count):
+            command(*args, out=out, **{**given, "shard": f"{i + 1}/{count}"})
+        return load(out) if out and found else command(*args, out=out, **given)
+
+    return running  # type: ignore[return-value]
 
 
 def run_and_report(
@@ -107,19 +123,20 @@ def run_and_report(
 ) -> Results:
     """Run a schedule; with a folder, write records and report there.
 
-    config: the text of a sweep file, which is written there too.
+    config: the text of a sweep file, which is written to the folder of the run.
     Raises StoreError for a folder that can't be used.
     """
+    if out and read_shards(out):
+        raise StoreError(f"{out} holds the shards of another run; name another folder with --out")
+    run = run_folder(out) if out else None
     with Store(out) if out else nullcontext() as store:
         if store:
             reporter.say(store.notes, "yellow")
-            if config is not None:
-                path = store.folder / CONFIG
+            if config is not None and run:
                 try:
-                    path.write_text(config, encoding="utf-8", newline="\n")
+                    (run / CONFIG).write_text(config, encoding="utf-8", newline="\n")
                 except OSError as error:
-                    reason = f"can't be written: {error.strerror} ({path})"
-                    raise StoreError(f"results folder {store.folder} {reason}") from None
+                    raise unwritable(run, error) from None
         try:
             with watcher:
                 records = run_schedule(
@@ -127,7 +144,7 @@ def run_and_report(
                 )
         except KeyboardInterrupt:
             if store:
-                again = f"the same command with --out {store.folder} continues"
+                again = f"the same command with --out {run} continues"
                 reporter.say([f"records: {store.path}; {again}"])
             raise
         notes = tuple(store.notes) if store else ()
@@ -138,5 +155,7 @@ def run_and_report(
             store.check_in_place()  # writing would create the folder anew
             paths = write_documents(results.documents(), store.folder, charts=False)
             reporter.say(f"wrote {path}" for path in [store.path, *paths])
-            reporter.say([f"charts and a page: longseq report {store.folder} --format md,html"])
+            reporter.say([f"charts and a page: longseq report {run} --format md,html"])
+        elif not records:
+            reporter.say(["nothing to run: this shard has no trials"])
     return results

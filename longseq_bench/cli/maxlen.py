@@ -34,7 +34,7 @@ def maxlen(
     results = length_search.maxlen(
         impl,
         options=parse_assignments(option or []),
-        out=out or session.default_out(),
+        out=out or session.default_out(given.get("shard")),
         progress=session.make_reporter(),
         **given,
     )

@@ -102,7 +102,9 @@ def print_results(
     return code
 
 
-def default_out() -> Path:
-    """Return a new folder under results/, named by date and machine."""
+def default_out(shard: str | None = None) -> Path:
+    """Return a new folder under results/, named by date and machine; UserError for a shard."""
+    if shard:
+        raise UserError("--shard needs --out: the same folder for all shards")
     host = re.sub(r"[^A-Za-z0-9.]+", "-", platform.node()) or "machine"
     return Path("results") / f"{datetime.now():%Y-%m-%dT%H%M%S}-{host}"

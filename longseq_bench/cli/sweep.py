@@ -23,6 +23,7 @@ def sweep(
     *,
     out: options.Out = None,
     rounds: Annotated[int | None, typer.Option(min=1, max=units.MAX_ROUNDS)] = None,
+    shard: str | None = None,
     dry_run: bool = False,
     profile: Path | None = None,
     as_json: options.AsJson = False,
@@ -42,6 +43,8 @@ def sweep(
             only --timing changes the grid. Default: the grid is in the options.
         tokens: Sequence lengths, 32k,128k. Default: those of the file.
         rounds: Repetitions of the grid, each in fresh processes. Default: as in the file, or 3.
+        shard: Part of the trials to run, INDEX/COUNT: 2/4. The shards of a run have the same --out.
+            Default: all, or all shards of a folder of shards.
         dry_run: List the trials, and estimate runs, time and memory; run and write nothing.
             Default: run them.
         profile: New file for the trace of one pass, in Chrome's format (.gz: compressed), of the
@@ -58,11 +61,11 @@ def sweep(
     given |= {n: given[n].split(",") for n in LISTS if n in given}
     reporter = session.make_reporter()
     if not dry_run:
-        out = out or session.default_out()
+        out = out or session.default_out(shard)
         given |= {"rounds": rounds, "out": out, "progress": reporter, "profile": profile}
-        results = grid.sweep(config, **given)
+        results = grid.sweep(config, shard=shard, **given)
         return session.print_results(results, as_json, lambda: rows_json(results.rows, "rows"))
-    loaded, heading, estimate = grid.plan_sweep(config, rounds, out, reporter, **given)
+    loaded, heading, estimate = grid.plan_sweep(config, rounds, out, reporter, shard, **given)
     return session.print_answer(
         as_json,
         lambda: {

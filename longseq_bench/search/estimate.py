@@ -92,6 +92,6 @@ def estimate_sweep(
                 seconds += START_S + trial.time_budget
             else:
                 seconds += rounds * run_seconds(trial, pass_s)
-    if unknown == len(trials):
+    if trials and unknown == len(trials):
         return SweepEstimate(len(trials) * rounds, unknown_trials=unknown, reason=reason)
     return SweepEstimate(len(trials) * rounds, seconds, peak, unknown, reason)

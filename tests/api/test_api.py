@@ -77,6 +77,7 @@ def test_each_option_is_a_keyword_with_the_same_name() -> None:
         "out",
         "progress",
         "profile",
+        "shard",
         "within",
     } == keys - {"workload"}
 
