@@ -203,8 +203,8 @@ def read_results(paths: Iterable[Path]) -> tuple[list[Record], list[str]]:
     as one. Raises StoreError if there are no records, or for shards that don't belong together.
     """
     by_run: dict[Path, list[Record]] = {}
-    files, notes, known, copies = record_files(paths), list[str](), set[Hashable](), 0
-    for path in files:
+    notes, known, copies = list[str](), set[Hashable](), 0
+    for path in record_files(paths):
         run = run_folder(path.parent)
         loaded = store.load(path, may_be_empty=run != path.parent)
         # the same run in a copy of a file; equal records of one file are different runs
@@ -213,11 +213,11 @@ def read_results(paths: Iterable[Path]) -> tuple[list[Record], list[str]]:
         by_run.setdefault(run, []).extend(new)
         notes += loaded.notes
         copies += len(loaded.records) - len(new)
-    joined = [join_shards(run, of_run, files) for run, of_run in by_run.items()]
+    joined = [join_shards(run, of_run) for run, of_run in by_run.items()]
     records = [record for in_order, _ in joined for record in in_order]
     notes += [note for _, missing in joined for note in missing]
     if not records:
-        raise StoreError("; ".join(notes))
+        raise StoreError("; ".join(["the results hold no record", *notes]))
     if copies:
         notes.append(f"duplicate records ignored: {copies}")
     return records, notes

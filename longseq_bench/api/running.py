@@ -12,7 +12,7 @@ from longseq_bench.api import machine
 from longseq_bench.api.implementations import Options, choose_options
 from longseq_bench.api.progress import Reporter, RunProgress
 from longseq_bench.api.results import CONFIG, Results, load
-from longseq_bench.api.shards import read_shards, run_folder
+from longseq_bench.api.shards import FINISHED, read_shards, run_folder
 from longseq_bench.api.workloads import F, build_workload, make_trial, model_of, with_all_layers
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import StoreError, UserError
@@ -158,4 +158,6 @@ def run_and_report(
             reporter.say([f"charts and a page: longseq report {run} --format md,html"])
         elif not records:
             reporter.say(["nothing to run: this shard has no trials"])
+        if out and out != run:
+            (out / FINISHED).touch()
     return results

@@ -1,13 +1,13 @@
 """A run in shards: the trials of each one, and their folders read as one run.
 
-A shard has a folder of its own below that of the run, with its records and `shard.json`. Trials
-that reports compare are one part, in one shard: those of a workload on a device, with all rounds;
-searches of an implementation with its options. The cut depends on the trials alone, so that every
-machine comes to the same one.
+A shard has a folder of its own below that of the run: records, `shard.json`, and at its end an
+empty file `finished`. Trials that reports compare are one part, in one shard: those of a workload
+on a device, with all rounds; searches of an implementation with its options. The cut depends on the
+trials alone, so that every machine comes to the same one.
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from math import inf
 from pathlib import Path
@@ -21,7 +21,7 @@ from longseq_bench.core.model import Device, Frozen, Record, Trial, options_key
 from longseq_bench.search.estimate import run_seconds
 from longseq_bench.store import RECORDS, unwritable
 
-FILE, FOLDERS = "shard.json", "shard-*-of-*"
+FILE, FINISHED, FOLDERS = "shard.json", "finished", "shard-*-of-*"
 FLOPS: dict[Device, float] = {"cpu": 1e11, "cuda": 1e14}
 """FLOP/s for which shards are balanced, the same for all machines: of a few cores, of a GPU."""
 
@@ -150,25 +150,22 @@ def read_shards(folder: Path) -> dict[Path, Shard]:
     return found
 
 
-def join_shards(
-    folder: Path, records: list[Record], files: Collection[Path]
-) -> tuple[list[Record], list[str]]:
+def join_shards(folder: Path, records: list[Record]) -> tuple[list[Record], list[str]]:
     """Return the records of a run in the order of one without shards, and what is missing.
 
-    files: those that are read. Raises StoreError for shards that don't belong together.
+    Raises StoreError for shards that don't belong together.
     """
     shards = read_shards(folder)
     if not shards:
         return records, []
     by_part = group_by(records, lambda r: _part_key(r.trial, r.purpose != "measure"))
     first, positions = next(iter(shards.values())), dict[str, int]()
-    missing = [*range(1, first.count + 1)]
+    missing = {*range(1, first.count + 1)}
     for place, one in shards.items():
         _check_same_run(folder, first, one)
         positions |= one.parts
-        is_left_out = (file := place / RECORDS) not in files and file.exists()
-        if is_left_out or one.parts.keys() <= by_part.keys():
-            missing.remove(one.index)
+        if (place / FINISHED).exists():
+            missing.discard(one.index)
     in_order = sorted(by_part, key=lambda key: positions.get(key, inf))
-    notes = [f"{folder} lacks records of shard {i}/{first.count}" for i in missing]
+    notes = [f"shard {i}/{first.count} of {folder} has not finished" for i in sorted(missing)]
     return [record for key in in_order for record in by_part[key]], notes

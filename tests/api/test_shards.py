@@ -15,12 +15,13 @@ from longseq_bench.analysis.runs import group_by
 from longseq_bench.api.grid import sweep
 from longseq_bench.api.length_search import maxlen
 from longseq_bench.api.results import Results
-from longseq_bench.api.shards import FILE, balance, choose_shard, read_shards
+from longseq_bench.api.shards import FILE, FINISHED, balance, choose_shard, read_shards
 from longseq_bench.cli import run
 from longseq_bench.config.loader import parse_config
 from longseq_bench.config.trials import make_sweep
 from longseq_bench.core.cost import attention_flops
-from longseq_bench.core.model import Record
+from longseq_bench.core.model import Record, Trial
+from longseq_bench.launchers.base import LaunchResult, OnPhase
 from longseq_bench.store import RECORDS
 from tests.api.test_api import Machine
 from tests.cli.commands import Capture, refusal
@@ -56,8 +57,7 @@ def test_shards_have_each_trial_once_and_keep_together_what_is_compared(text: st
     whole = make_sweep(parse_config(text, "sweep.yaml"), CATALOGUE).trials
     elsewhere = [one.replace(memory_budget=2**30) for one in whole]
     for count in range(1, 8):
-        places = defaultdict(set)
-        found = []
+        places, found = defaultdict(set), list[Trial]()
         for index in range(1, count + 1):
             _, own = choose_shard(whole, None, f"{index}/{count}", "", 2)
             _, same = choose_shard(elsewhere, None, f"{index}/{count}", "", 2)
@@ -90,8 +90,7 @@ def test_shards_take_about_equally_long() -> None:
     whole = [trial("sdpa", n, batch=b, device="cuda") for n in lengths for b in (1, 2, 3, 4)]
     parts = (choose_shard(whole, None, f"{i}/4", "", 1)[1] for i in (1, 2, 3, 4))
     work = [sum(attention_flops(one.workload) for one in own) for own in parts]
-    # the largest one is 0.3 of all
-    assert max(work) <= 1.25 * sum(work) / 4
+    assert max(work) <= 1.25 * sum(work) / 4  # the largest trial is 0.3 of all
 
 
 # ---- folders that are read as one run ------------------------------------------------------------
@@ -101,13 +100,10 @@ FIXED = [*on_two_machines(sparser()[::3]), *searched()]
 
 def fixed(is_search: bool) -> list[Record]:
     """Records of a sweep or of searches; those of a part follow each other, no two are copies."""
-
-    def part(record: Record) -> Any:
-        one = record.trial
-        return (one.implementation, repr(one.options)) if is_search else (one.workload, one.device)
-
     found = [record for record in FIXED if (record.purpose != "measure") == is_search]
-    in_order = [record for of_part in group_by(found, part).values() for record in of_part]
+    name = "implementation" if is_search else "workload"
+    parts = group_by(found, lambda r: (getattr(r.trial, name), is_search and repr(r.trial.options)))
+    in_order = [record for part in parts.values() for record in part]
     return [r.model_copy(update={"wall_s": 1 + i / 1000}) for i, r in enumerate(in_order)]
 
 
@@ -119,6 +115,7 @@ def write_shards(records: Sequence[Record], rounds: int) -> None:
         assert place
         kept = {one.key for one in own}
         write_records(place, [record for record in records if record.key in kept])
+        (place / FINISHED).touch()
 
 
 @pytest.mark.parametrize("is_search", [False, True])
@@ -133,22 +130,29 @@ def test_a_report_of_shards_is_that_of_the_run_without_shards(is_search: bool) -
     assert run(["compare", "out", "whole"]) == 0
 
 
-def test_what_is_missing_is_named_and_the_others_are_read(capfd: Capture) -> None:
-    for i in (1, 3):
-        swept(f"{i}/3")
-    path = Path("out/shard-3-of-3") / RECORDS
-    every = path.read_bytes()
-    for text, missing in ((every, [2]), (every.splitlines()[0], [2, 3]), (every[:50], [2, 3])):
+class Killed(Machine):
+    """A machine on which a run ends in its third trial."""
+
+    def run(self, trial: Trial, on_phase: OnPhase) -> LaunchResult:
+        if len(self.ran) == 2:
+            raise KeyboardInterrupt
+        return super().run(trial, on_phase)
+
+
+def test_a_missing_shard_is_named(monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:
+    swept("3/3")
+    monkeypatch.setattr("longseq_bench.api.machine.make_launcher", Killed)
+    with pytest.raises(KeyboardInterrupt):
+        swept("1/3")
+    path, named = Path("out/shard-1-of-3", RECORDS), "shard {}/3 of out has not finished"
+    for text in (path.read_bytes(), b""):
         path.write_bytes(text)
         assert run(["report", "out", "--format", "md"]) == 0
-        said = capfd.readouterr().err.splitlines()
-        named = [f"out lacks records of shard {i}/3" for i in missing]
-        assert [line for line in said if "lacks" in line] == named
-        assert named[-1] in Path("out/report.md").read_text()
-    assert run(["show", "out/shard-1-of-3"]) == 0
-    assert "3/3" not in capfd.readouterr().err
-    Path("out/shard-1-of-3", RECORDS).unlink()
-    assert refusal(capfd, "show", "out").count("lacks records") == 3
+        said = [line for line in capfd.readouterr().err.splitlines() if "finished" in line]
+        assert said == [named.format(1), named.format(2)]
+        assert named.format(2) in Path("out/report.md").read_text()
+    Path("out/shard-3-of-3", RECORDS).unlink()
+    assert refusal(capfd, "show", "out") == f"the results hold no record; {said[0]}; {said[1]}"
     Path("out/shard-1-of-3", FILE).write_text("{")
     assert "3/shard.json does not describe a shard; delete it" in refusal(capfd, "show", "out")
 
@@ -159,8 +163,7 @@ def test_what_is_missing_is_named_and_the_others_are_read(capfd: Capture) -> Non
 def test_shards_of_a_sweep_are_the_whole_sweep_and_resume() -> None:
     whole = swept(out="whole")
     assert swept("3/3").folder == Path("out/shard-3-of-3")
-    first = swept("1/3")
-    path = Path("out/shard-1-of-3") / RECORDS
+    first, path = swept("1/3"), Path("out/shard-1-of-3", RECORDS)
     kept = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(kept[:2]) + kept[2][:40])  # killed in its third trial
     assert keys(swept("1/3").records) == keys(first.records)
@@ -168,14 +171,12 @@ def test_shards_of_a_sweep_are_the_whole_sweep_and_resume() -> None:
     joined = swept()  # without a shard all that is left
     assert keys(joined.records) == keys(whole.records)
     assert (joined.baseline, [*joined.configs]) == ("sdpa", ["out/config.yaml"])
-    assert Path("out/config.yaml").read_text() == Path("sweep.yaml").read_text()
     assert not Path("out", RECORDS).exists()
 
 
 def test_a_shard_without_trials_says_so_and_is_not_missing(capfd: Capture) -> None:
-    arguments = ["sweep", "sweep.yaml", "--out", "out", "--shard"]
     for i in range(1, 6):
-        assert run([*arguments, f"{i}/5"]) == 0
+        assert run(["sweep", "sweep.yaml", "--out", "out", "--shard", f"{i}/5"]) == 0
     assert "nothing to run: this shard has no trials" in capfd.readouterr().err
     assert longseq_bench.load("out").notes == ()
 
@@ -184,9 +185,8 @@ def test_searches_run_in_shards() -> None:
     given: dict[str, Any] = {"memory_budget": "1MiB", "progress": False, "ceiling": 512}
     for i in (2, 1, 3):
         maxlen(["ring", "sdpa"], out="out", shard=f"{i}/3", **given)
-    ways = (maxlen(["ring", "sdpa"], out=out, **given).maxima for out in ("out", None))
-    of_shards, whole = ([(m.label, m.max_tokens) for m in maxima] for maxima in ways)
-    assert of_shards == whole
+    found, whole = (maxlen(["ring", "sdpa"], out=out, **given).maxima for out in ("out", None))
+    assert [(m.label, m.max_tokens) for m in found] == [(m.label, m.max_tokens) for m in whole]
 
 
 def test_a_dry_run_lists_the_trials_of_the_shard(capfd: Capture) -> None:
@@ -209,8 +209,8 @@ def test_the_budget_of_one_shard_is_that_of_the_others(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("shard", ["0/4", "5/4", "a/b", "2", "1/0", "-1/4"])
 def test_an_index_out_of_range_is_refused(shard: str, capfd: Capture) -> None:
+    sentence = f"--shard {shard} is no part of a run; write INDEX/COUNT, from 1/4 to 4/4"
     for command in (["sweep", "sweep.yaml"], ["maxlen", "--impl", "ring"]):
-        sentence = f"--shard {shard} is no part of a run; write INDEX/COUNT, from 1/4 to 4/4"
         assert refusal(capfd, *command, "--out", "out", f"--shard={shard}") == sentence
     assert not Path("out").exists()
 
@@ -218,20 +218,20 @@ def test_an_index_out_of_range_is_refused(shard: str, capfd: Capture) -> None:
 def test_folders_of_other_runs_are_refused_and_nothing_is_lost(capfd: Capture) -> None:
     swept("1/2")
     swept(out="plain")
+    Path("smaller.yaml").write_text(SHORT + "memory_budget: 32MiB\ndevice: cpu\n")
     kept = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
     swept_again = ["sweep", "sweep.yaml", "--out"]
     said = refusal(capfd, *swept_again, "out", "--shard", "2/3")
     assert said == "shards 2/3 and 1/2 of out overlap; keep one number of shards in a folder"
-    Path("smaller.yaml").write_text(SHORT + "memory_budget: 32MiB\ndevice: cpu\n")
     for changed in (["sweep.yaml", "--rounds", "5"], ["smaller.yaml"]):
         said = refusal(capfd, "sweep", *changed, "--out", "out", "--shard", "2/2")
         assert "shards 2/2 and 1/2 of out are of different runs: settings" in said
         assert "of different runs" in refusal(capfd, "sweep", *changed, "--out", "out")
-    Path("smaller.yaml").unlink()
-    said = refusal(capfd, *swept_again, "plain", "--shard", "1/2")
-    assert "plain holds a run without shards; name another folder" in said
-    said = refusal(capfd, *swept_again, "out/shard-1-of-2")
-    assert "out/shard-1-of-2 is the folder of one shard; name the folder above" in said
+    for arguments, sentence in (
+        (["plain", "--shard", "1/2"], "plain holds a run without shards; name another folder"),
+        (["out/shard-1-of-2"], "2 is the folder of one shard; name the folder above with --out"),
+    ):
+        assert sentence in refusal(capfd, *swept_again, *arguments)
     assert run(["scaling", "--impl", "ring", "--out", "out"]) == 2
     assert "out holds the shards of another run" in capfd.readouterr().err
     assert "--shard needs --out" in refusal(capfd, *swept_again[:2], "--shard", "1/2")
