@@ -5,6 +5,7 @@ Letters: B batch, H heads, N tokens, D head_dim.
 
 import importlib
 import inspect
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Annotated, Any
 
@@ -71,6 +72,8 @@ class Transformers(External):
         self._function = known.get(self.attention)
         if self.attention == "eager":
             model = "gpt_oss" if w.sink else "gemma2" if w.soft_cap else "llama"
+            if find_spec(f"transformers.models.{model}") is None:
+                raise UnsupportedError(f"this version of transformers has no {model}; update it")
             own = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
             self._function = own.eager_attention_forward
         self._of_scores = {"softcap": w.soft_cap} if w.soft_cap else {}
