@@ -42,6 +42,8 @@ ONE_VALUE = {"batch": 2, "heads": 6, "kv_heads": 3, "head_dim": 1, "causal": Tru
              "seed": 574503, "mode": "forward"}  # fmt: skip
 ONE_COLUMN = {"heads": 8, "kv_heads": 1, "head_dim": 2, "latent": "1+1", "sink": True,
               "mode": "decode"}  # fmt: skip
+ONE_VALUE_AND_SINK = {"heads": 3, "kv_heads": 1, "head_dim": 1, "sink": True, "world_size": 2,
+                      "repeats": 3, "threads": 1, "seed": 176205}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -57,6 +59,7 @@ ONE_COLUMN = {"heads": 8, "kv_heads": 1, "head_dim": 2, "latent": "1+1", "sink":
         ("collective", 1025, {"chunk": 30, "order": "zigzag"}, ONE_VALUE),
         ("sdpa", 600, {}, ONE_KEY),
         ("sdpa", 700, {}, TWO_KEYS),
+        ("usp", 1000, {}, ONE_VALUE_AND_SINK),
         ("ring", 2, {}, ONE_COLUMN),
     ],
 )
