@@ -268,7 +268,7 @@ def check(
                 _compare_gradients(errors, reference, checked, grads, batch)
                 for name, sums in exact.matrices.items():
                     matrices[name] = matrices.get(name, 0) + sums
-        parameters = attention.parameter_gradients()
+        parameters = attention.parameter_gradients() if matrices else {}
         if "sink" in matrices:
             parameters["sink"] = attention.sink_gradient()[:, None]
         for name, sums in matrices.items():

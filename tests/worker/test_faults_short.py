@@ -60,6 +60,7 @@ ONE_VALUE_AND_SINK = {"heads": 3, "kv_heads": 1, "head_dim": 1, "sink": True, "w
         ("sdpa", 600, {}, ONE_KEY),
         ("sdpa", 700, {}, TWO_KEYS),
         ("usp", 1000, {}, ONE_VALUE_AND_SINK),
+        ("ring", 40, {"transport": "fairscale"}, {"mode": "forward", "world_size": 2}),
         ("ring", 2, {}, ONE_COLUMN),
     ],
 )
