@@ -86,13 +86,10 @@ def _page(document: Document, names: Mapping[int, str]) -> str:
     if linked := [section for section in document.sections if section.is_detail]:
         lines += ["## Details", ""]
         place = f"{document.stem}-details.md#"
-        lines += [f"- [{escape(s.title)}]({place}{_anchor(s.title)}){_content(s)}" for s in linked]
+        for one in linked:
+            github_anchor = re.sub(r"[^\w -]", "", one.title.lower()).replace(" ", "-")
+            lines.append(f"- [{escape(one.title)}]({place}{github_anchor}){_content(one)}")
     return _join(lines)
-
-
-def _anchor(title: str) -> str:
-    """Return the name that GitHub gives to a heading."""
-    return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
 
 
 def _content(section: Section) -> str:
