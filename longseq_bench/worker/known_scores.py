@@ -109,8 +109,8 @@ class KnownScores(SpecialInputs):
         # columns of q and k that are the value of a latent: q is 0 there, and k has v
         self._first = workload.v_head_dim if workload.latent else 0
         self.name, d, root = name, workload.head_dim - self._first, 1 / workload.scale
-        # the size of a row of few values may be that of one that cancels
-        self.float32_tolerance *= 1 + 1 / workload.v_head_dim
+        # a single value may cancel, and no other shows the size of its row
+        self.float32_tolerance *= 2 if workload.v_head_dim == 1 else 1
         # of half the weight that the keys of a usual row have without e
         self.sink = round(8 * math.log(mask_pairs(workload) / len(workload.queries) / 2)) / 8
         self._sink_weight = math.exp(self.sink) if workload.sink else 0.0
