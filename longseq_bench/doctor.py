@@ -110,6 +110,9 @@ def _gpus(environment: Environment) -> list[Finding]:
     if in_use := [reason for gpu in report.visible if (reason := gpu.in_use_reason())]:
         remedy = f"figures would be wrong; end that process, or choose another GPU with {VISIBLE}"
         findings.append(Finding("gpus in use", "note", "; ".join(in_use), remedy))
+    if report.shared:
+        remedy = "trials of several workers may slow each other down; compare with --workers 1"
+        findings.append(Finding("gpus side by side", "note", "; ".join(report.shared), remedy))
     return findings
 
 

@@ -36,8 +36,11 @@ _ONLY_A_PLACE = re.compile("TORCH_(HOME|LOGS|LOGS_OUT|TRACE)|TRITON_(HOME|CACHE_
 """Variables that match the first, but name a folder or a log alone, and change no figure."""
 
 
-def collect() -> Environment:
-    """Return the machine and versions as they are now, within a second."""
+def collect(workers: int | None = None, cores: int | None = None) -> Environment:
+    """Return the machine and versions as they are now, within a second.
+
+    workers: trials that run side by side.  cores: those of one of them; default: all.
+    """
     gpus, cpus = read_visible_gpus(), read_text(_CPUS)
     model = re.search(r"^model name\s*:\s*(.+)$", cpus, re.MULTILINE)
     clocks = re.findall(r"^cpu MHz\s*:\s*([0-9.]+)$", cpus, re.MULTILINE)
@@ -46,7 +49,7 @@ def collect() -> Environment:
         host=socket.gethostname(),
         os=f"{platform.system()} {platform.release()}",
         cpu=model[1].strip() if model else platform.processor() or platform.machine(),
-        cores=usable_cores(),
+        cores=cores or usable_cores(),
         memory_bytes=min(total, limit[0]) if limit else total,
         gpus=gpus.names,
         driver=gpus.driver,
@@ -63,6 +66,7 @@ def collect() -> Environment:
         clock_mhz=max(map(float, clocks), default=None),  # of the fastest core
         power_limits_w=gpus.power_limits_w,
         sm_clocks_mhz=gpus.sm_clocks_mhz,
+        workers=workers,
         **cuda_versions(),
     )
 

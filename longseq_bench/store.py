@@ -5,6 +5,7 @@ Schema history, by the `schema` field of each line:
 1   trial, outcome, environment, started_at, wall_s, processes, purpose, predicted_tokens, command
 2   foreseen: the prediction before the run
 3   checksum: the last field of a line, over the bytes before it
+4   part, place, environment.workers: of trials that ran side by side
 
 The checksum is the first 16 hex digits of the SHA-256 hash of all bytes of the line before
 `,"checksum"`. Lines of schema 1 and 2 have none; they are read without this check.

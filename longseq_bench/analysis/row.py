@@ -194,6 +194,9 @@ class Row:
         "Fingerprint", "text", "Hash of the machine and its software.", "same"
     )
     host: str = declare("Host", "text", "Name of the machine.", "same")
+    workers: int | None = declare(
+        "Workers", "count", "Trials that ran side by side, each on devices of its own.", "same"
+    )
     check_limits: str | None = declare(
         "Check", "text", "What the check left out, and a coarser dtype by which it judged."
     )
@@ -252,7 +255,7 @@ class Row:
 
 
 def _find_path(name: str) -> str:
-    if name in ("fingerprint", "host"):
+    if name in ("fingerprint", "host", "workers"):
         return f"environment.{name}"
     if name in (paths := {"mask": "visibility.text", "layers": "layer_count"}):
         return f"trial.workload.{paths[name]}"

@@ -190,7 +190,7 @@ def busy_threads(records: Iterable[Record]) -> Mapping[Hashable, int]:
     most: dict[Hashable, int] = {}
     for record in records:
         trial, machine = record.trial, record.environment
-        own = max(machine.cores, trial.world_size * (trial.threads or 1))
+        own = max(machine.cores, trial.world_size * (trial.threads or 1)) * (machine.workers or 1)
         most[machine.fingerprint] = max(own, most.get(machine.fingerprint, 0))
     return most
 

@@ -28,6 +28,12 @@ MAXLEN = {
         "Part of the searches to run, INDEX/COUNT: 2/4. The shards of a run have the same --out.",
         otherwise="all, or all shards of a folder of shards",
     ),
+    "workers": Setting(
+        str,
+        "Searches that run side by side, each on devices of its own: a number; auto: as many as "
+        "there are GPUs for.",
+        "1",
+    ),
 }
 PLAN = {
     "gpu": Setting(

@@ -21,11 +21,13 @@ from longseq_bench.api.progress import Reporter, RunProgress, make_reporter
 from longseq_bench.api.results import Results
 from longseq_bench.api.running import each_shard, run_and_report
 from longseq_bench.api.shards import choose_shard, shard_folder
+from longseq_bench.api.side_by_side import Run, choose_workers, cpu_workers
 from longseq_bench.api.workloads import accept
 from longseq_bench.config.loader import SourceFile, load_config, read_values
 from longseq_bench.config.trials import SweepConfig, make_sweep
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import ConfigError, UserError
+from longseq_bench.core.model import Trial
 from longseq_bench.core.settings import TRIAL, WORKLOAD
 from longseq_bench.core.units import parse_seconds
 from longseq_bench.launchers.base import Launcher
@@ -49,6 +51,7 @@ def sweep(
     rounds: int | None = None,
     within: float | str | None = None,
     shard: str | None = None,
+    workers: int | str | None = None,
     out: str | Path | None = None,
     progress: bool | Reporter = True,
     profile: str | Path | None = None,
@@ -60,7 +63,8 @@ def sweep(
     list is an axis of the grid. The options of an implementation may be lists too.
 
     Args:
-        config: A sweep file; beside it rounds, shard, out, progress, profile, timing may be given.
+        config: A sweep file; beside it rounds, shard, workers, out, progress, profile and timing
+            may be given.
         tokens: Sequence lengths over all ranks: 4096 or "4k".
         implementations: A name, a function, a pair (either, {option: value or values}), or a list
             of these.
@@ -70,6 +74,8 @@ def sweep(
         within: Time that all runs may take, 150 or "3min": one round, the cheapest runs first,
             shorter lengths too; the other times are predicted. Default: run all.
         shard: Part of the trials to run, "2/4". Default: all, or all shards of a folder of shards.
+        workers: Parts of the grid that run side by side, each on devices of its own: a number, or
+            "auto": as many as there are GPUs for. Default: 1.
         out: Folder for records, report and config. Finished trials in it are not run again.
             Default: results are in memory only.
         progress: True prints a line per trial on stderr, False prints nothing.
@@ -89,20 +95,25 @@ def sweep(
         Path(profile).open("xb").close()
         Path(profile).unlink()
     limit_s = parse_seconds(within, "within") if within else None
-    opened = _open(parsed, options or {}, shard_folder(folder, shard), rounds, reporter)
+    if (profile or limit_s) and str(workers or 1) != "1":
+        raise UserError("profile and within are for one worker; leave --workers out")
+    place = shard_folder(folder, shard)
+    opened = _open(parsed, options or {}, place, rounds, reporter, workers)
     with opened as (launcher, catalogue, loaded, heading):
         memory = str(parsed.data.get("memory_budget"))
         folder, trials = choose_shard(loaded.trials, folder, shard, memory, loaded.rounds)
         count = 0 if limit_s else loaded.rounds
         watcher = RunProgress(reporter.console, trials, heading, count)
-        schedule = strategy.sweep(trials, loaded.rounds)
-        if limit_s:
-            predictor = machine.make_predictor(launcher, catalogue, trials[0].device)
-            schedule = cheapest_first(trials, predictor, limit_s)
+
+        def schedule(part: Sequence[Trial], own: Launcher) -> strategy.Schedule:
+            if not limit_s:
+                return strategy.sweep(part, loaded.rounds)
+            predictor = machine.make_predictor(own, catalogue, part[0].device)
+            return cheapest_first(part, predictor, limit_s)
+
+        run = Run(trials, schedule, launcher, False, *choose_workers(workers, trials, launcher))
         launcher.profile = os.path.abspath(profile) if profile else ""
-        results = run_and_report(
-            schedule, launcher, folder, watcher, reporter, loaded.baseline, loaded.text
-        )
+        results = run_and_report(run, folder, watcher, reporter, loaded.baseline, loaded.text)
         if profile:
             missing = "no profile was written: no trial of this run timed passes"
             reporter.say([missing if launcher.profile else f"wrote {profile}"])
@@ -147,7 +158,12 @@ def _parse(
 
 @contextmanager
 def _open(
-    parsed: SourceFile, shared: Options, out: Path | None, rounds: int | None, reporter: Reporter
+    parsed: SourceFile,
+    shared: Options,
+    out: Path | None,
+    rounds: int | None,
+    reporter: Reporter,
+    workers: int | str | None = None,
 ) -> Iterator[tuple[Launcher, Catalogue, SweepConfig, str]]:
     """Start the launcher, and make the trials on this machine, with a sentence on devices.
 
@@ -159,7 +175,9 @@ def _open(
             _with_options(parsed, catalogue, shared) if shared else parsed,
             catalogue,
             machine.default_ranks(),
-            lambda device, ranks: machine.default_memory(device, out, ranks),
+            lambda device, ranks: machine.default_memory(
+                device, out, ranks, cpu_workers(workers, device)
+            ),
         )
         trials = loaded.trials
         reporter.say(model.describe() for model in loaded.models)

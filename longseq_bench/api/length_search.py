@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,15 +53,18 @@ def maxlen(
     chosen, shard = read_implementations(implementations, folder), given.get("shard")
     with machine.open_launcher(reporter, dict(chosen)) as (launcher, catalogue):
         place = shard_folder(folder, shard)
-        trials = build_trials(catalogue, chosen, shared, given, place, [ranks], reporter)
+        workers = given.get("workers")
+        trials = build_trials(catalogue, chosen, shared, given, place, [ranks], reporter, workers)
         launcher.check(trials)
         if given.get("fit_only"):
             fit_trials = [t.replace(fit_only=True, time_budget=None) for t in trials]
             trials = [trial for pair in zip(fit_trials, trials, strict=True) for trial in pair]
         settings = f"{given.get('memory_budget')} {ceiling}"
         folder, trials = choose_shard(trials, folder, shard, settings)
-        schedule = partial(strategy.maxlen, trials, ceiling)
-        return run_search(launcher, catalogue, trials, folder, schedule, reporter)
+        return run_search(
+            launcher, catalogue, trials, folder,
+            lambda part, predictor: strategy.maxlen(part, ceiling, predictor), reporter, workers,
+        )  # fmt: skip
 
 
 def parse_target(text: str | int | None, option: str = "--target") -> int | None:

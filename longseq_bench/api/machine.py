@@ -43,11 +43,21 @@ def use_hosts(hosts: Hosts) -> Iterator[None]:
         _hosts.reset(before)
 
 
+def runs_on_hosts() -> bool:
+    """Return True within `longseq launch`."""
+    return _hosts.get() is not None
+
+
+def launcher_name() -> str:
+    """Return the name of the launcher on one host."""
+    return os.environ.get(LAUNCHER_VARIABLE, "local")
+
+
 def make_launcher() -> Launcher:
     """Return the launcher of trials."""
     if hosts := _hosts.get():
         return HostsLauncher(hosts)
-    return LAUNCHERS.get(os.environ.get(LAUNCHER_VARIABLE, "local"))()
+    return LAUNCHERS.get(launcher_name())()
 
 
 @contextmanager
@@ -128,11 +138,12 @@ def hardware_here(catalogue: Catalogue, device: Device) -> Hardware:
     return base.model_copy(update=changes)
 
 
-def default_memory(device: Device, out: Path | None, ranks: int = 1) -> int:
+def default_memory(device: Device, out: Path | None, ranks: int = 1, workers: int = 1) -> int:
     """Return the default budget of a rank: 80 % of the free memory, rounded down.
 
-    On a CPU, the ranks of a host share the memory. If `out` or a shard beside it has records, their
-    budget is used, so that a resumed run makes the same trials, unless the machine has too little.
+    On a CPU, the ranks of all workers of a host share the memory. If `out` or a shard beside it has
+    records, their budget is used, so that a resumed run makes the same trials, unless the machine
+    has too little.
     """
     earlier: list[Record] = []
     beside = sorted(out.parent.glob(FOLDERS)) if out and out.match(FOLDERS) else []
@@ -141,7 +152,7 @@ def default_memory(device: Device, out: Path | None, ranks: int = 1) -> int:
             earlier += load(folder).records
     hosts = _hosts.get()
     local_ranks = min(ranks, hosts.ranks_per_host if hosts else ranks)
-    sharing_ranks = local_ranks if device == "cpu" else 1
+    sharing_ranks = local_ranks * workers if device == "cpu" else 1
     for record in reversed(earlier):
         budget = record.trial.memory_budget
         if record.trial.device != device or not budget:

@@ -14,6 +14,7 @@ from rich.progress import (
     BarColumn,
     Progress,
     SpinnerColumn,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -164,6 +165,7 @@ class RunProgress(Watcher):
         self.console, self._heading, self._rounds = console, heading, rounds
         self._labels, self._total = TrialLabels(trials), len(trials) * rounds
         self._finished, self._running, self._doing = 0, "", "starting"
+        self._workers = dict[int, Watcher]()
         self._spoke, self._ended = Event(), False
         to_go = [TextColumn("to go"), TimeRemainingColumn()] if self._total else []
         width = Column(ratio=1, no_wrap=True, overflow="ellipsis")
@@ -203,17 +205,29 @@ class RunProgress(Watcher):
 
     def starts(self, step: Step) -> None:
         """Show the trial on the live line."""
-        self._running = one_line(self._labels.label(step.trial))
-        self._show(self._running)
+        self._running = self.show(self._task, step)
 
     def phase(self, phase: str, part: str) -> None:
         """Show the phase of the running trial on the live line."""
-        doing = f"{phase} ({part})" if part else phase
-        self._show(f"{self._running} · {one_line(doing)}")
+        self.show_phase(self._task, self._running, phase, part)
 
-    def _show(self, doing: str) -> None:
-        self._doing = doing
-        self.live.update(self._task, description=doing)
+    def show(self, line: TaskID, step: Step) -> str:
+        """Show a trial on a live line, and return what stands there."""
+        self._doing = one_line(self._labels.label(step.trial))
+        self.live.update(line, description=self._doing)
+        return self._doing
+
+    def show_phase(self, line: TaskID, running: str, phase: str, part: str) -> None:
+        """Show the phase of a trial on its live line."""
+        doing = f"{phase} ({part})" if part else phase
+        self._doing = f"{running} · {one_line(doing)}"
+        self.live.update(line, description=self._doing)
+
+    def of_worker(self, number: int) -> Watcher:
+        """Return the observer of a worker, which has a live line of its own."""
+        if number not in self._workers:
+            self._workers[number] = _WorkerLine(self, number)
+        return self._workers[number]
 
     def skips_records(self, sentence: str) -> None:
         """Print the sentence."""
@@ -233,3 +247,23 @@ class RunProgress(Watcher):
         if from_store:
             line.append("  (from an earlier run)", style="dim")
         self.console.print(line)
+
+
+class _WorkerLine(Watcher):
+    """The live line of one of several workers of a run."""
+
+    def __init__(self, run: RunProgress, number: int) -> None:
+        self._run, self._running = run, ""
+        self._task = run.live.add_task(f"worker {number}", total=None)
+
+    def starts(self, step: Step) -> None:
+        """Show the trial on the live line."""
+        self._running = self._run.show(self._task, step)
+
+    def phase(self, phase: str, part: str) -> None:
+        """Show the phase of the running trial on the live line."""
+        self._run.show_phase(self._task, self._running, phase, part)
+
+    def ends(self, step: Step, record: Record, from_store: bool) -> None:
+        """Print the line of a finished trial."""
+        self._run.ends(step, record, from_store)

@@ -1,4 +1,4 @@
-"""Run a schedule: into a results folder with its report, or in memory."""
+"""Run trials: into a results folder with their report, or in memory."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from longseq_bench.api.implementations import Options, choose_options
 from longseq_bench.api.progress import Reporter, RunProgress
 from longseq_bench.api.results import CONFIG, Results, load
 from longseq_bench.api.shards import FINISHED, read_shards, run_folder
+from longseq_bench.api.side_by_side import Run, choose_workers, cpu_workers
 from longseq_bench.api.workloads import F, build_workload, make_trial, model_of, with_all_layers
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import StoreError, UserError
 from longseq_bench.core.model import Trial
 from longseq_bench.core.settings import SEARCH, SHAPE
 from longseq_bench.core.units import format_bytes, parse_memory_budget, parse_seconds
-from longseq_bench.environment import collect
 from longseq_bench.launchers.base import Launcher
-from longseq_bench.runner import run_schedule
 from longseq_bench.search.prediction import Predictor
 from longseq_bench.search.strategy import Schedule
 from longseq_bench.store import Store, unwritable
@@ -35,6 +34,7 @@ def build_trials(
     out: Path | None,
     worlds: Sequence[int],
     reporter: Reporter,
+    workers: int | str | None = None,
 ) -> list[Trial]:
     """Return a trial of one token for each implementation and number of ranks.
 
@@ -56,7 +56,10 @@ def build_trials(
         None if str(settings[name]).lower() == "none" else settings[name]
         for name in ("memory_budget", "time_budget")
     )
-    budget = parse_memory_budget(memory) if memory else machine.default_memory(device, out, ranks)
+    if memory:
+        budget = parse_memory_budget(memory)
+    else:
+        budget = machine.default_memory(device, out, ranks, cpu_workers(workers, device))
     if model and shape.weights >= budget:
         raise UserError(
             f"the weights of model {model.name} take {format_bytes(shape.weights)}, and the memory "
@@ -87,15 +90,19 @@ def run_search(
     catalogue: Catalogue,
     trials: Sequence[Trial],
     out: Path | None,
-    make_schedule: Callable[[Predictor], Schedule],
+    make_schedule: Callable[[Sequence[Trial], Predictor], Schedule],
     reporter: Reporter,
+    workers: int | str | None = None,
 ) -> Results:
     """Run a search over the trials."""
     device = trials[0].device if trials else "cpu"  # a shard may have none
-    predictor = machine.make_predictor(launcher, catalogue, device)
+
+    def predicted(part: Sequence[Trial], own: Launcher) -> Schedule:
+        return make_schedule(part, machine.make_predictor(own, catalogue, device))
+
+    run = Run(trials, predicted, launcher, True, *choose_workers(workers, trials, launcher))
     heading = machine.describe_devices(catalogue, trials)
-    watcher = RunProgress(reporter.console, trials, heading)
-    return run_and_report(make_schedule(predictor), launcher, out, watcher, reporter)
+    return run_and_report(run, out, RunProgress(reporter.console, trials, heading), reporter)
 
 
 def each_shard(command: F) -> F:
@@ -113,38 +120,35 @@ def each_shard(command: F) -> F:
 
 
 def run_and_report(
-    schedule: Schedule,
-    launcher: Launcher,
+    run: Run,
     out: Path | None,
     watcher: RunProgress,
     reporter: Reporter,
     baseline: str | None = None,
     config: str | None = None,
 ) -> Results:
-    """Run a schedule; with a folder, write records and report there.
+    """Run trials; with a folder, write records and report there.
 
     config: the text of a sweep file, which is written to the folder of the run.
     Raises StoreError for a folder that can't be used.
     """
     if out and read_shards(out):
         raise StoreError(f"{out} holds the shards of another run; name another folder with --out")
-    run = run_folder(out) if out else None
+    whole = run_folder(out) if out else None
     with Store(out) if out else nullcontext() as store:
         if store:
             reporter.say(store.notes, "yellow")
-            if config is not None and run:
+            if config is not None and whole:
                 try:
-                    (run / CONFIG).write_text(config, encoding="utf-8", newline="\n")
+                    (whole / CONFIG).write_text(config, encoding="utf-8", newline="\n")
                 except OSError as error:
-                    raise unwritable(run, error) from None
+                    raise unwritable(whole, error) from None
         try:
             with watcher:
-                records = run_schedule(
-                    schedule, launcher, store, collect, watcher, reporter.command
-                )
+                records = run.start(store, watcher, reporter.command)
         except KeyboardInterrupt:
             if store:
-                again = f"the same command with --out {run} continues"
+                again = f"the same command with --out {whole} continues"
                 reporter.say([f"records: {store.path}; {again}"])
             raise
         notes = tuple(store.notes) if store else ()
@@ -155,9 +159,9 @@ def run_and_report(
             store.check_in_place()  # writing would create the folder anew
             paths = write_documents(results.documents(), store.folder, charts=False)
             reporter.say(f"wrote {path}" for path in [store.path, *paths])
-            reporter.say([f"charts and a page: longseq report {run} --format md,html"])
+            reporter.say([f"charts and a page: longseq report {whole} --format md,html"])
         elif not records:
             reporter.say(["nothing to run: this shard has no trials"])
-        if out and out != run:
+        if out and out != whole:
             (out / FINISHED).touch()
     return results

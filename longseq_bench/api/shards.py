@@ -67,8 +67,8 @@ def choose_shard(
     if not shard:
         return folder, list(trials)
     index, count = parse_shard(shard)
-    parts = group_by(trials, lambda trial: _part_key(trial, not rounds))
-    costs = [sum(_cost(trial, not rounds) for trial in part) for part in parts.values()]
+    parts = split_parts(trials, not rounds)
+    costs = [part_seconds(part, not rounds) for part in parts.values()]
     positions = balance(costs, count)[index - 1]
     own = {key: i for i, key in enumerate(parts) if i in positions}
     # a default budget is that of the machine
@@ -94,10 +94,18 @@ def balance(costs: Sequence[float], count: int) -> list[set[int]]:
     return shards
 
 
-def _cost(trial: Trial, is_search: bool) -> float:
+def split_parts(trials: Sequence[Trial], is_search: bool) -> dict[str, list[Trial]]:
+    """Return the trials that belong together, by a key that does not depend on the others."""
+    return group_by(trials, lambda trial: _part_key(trial, is_search))
+
+
+def part_seconds(part: Sequence[Trial], is_search: bool) -> float:
     """Return the predicted seconds of a round; searches count as equally long."""
-    pass_s = attention_flops(trial.workload) / FLOPS[trial.device]
-    return 1.0 if is_search else run_seconds(trial, min(pass_s, trial.time_budget or inf))
+    passes_s = [attention_flops(t.workload) / FLOPS[t.device] for t in part]
+    return sum(
+        1.0 if is_search else run_seconds(trial, min(pass_s, trial.time_budget or inf))
+        for trial, pass_s in zip(part, passes_s, strict=True)
+    )
 
 
 def _part_key(trial: Trial, is_search: bool) -> str:
@@ -157,7 +165,7 @@ def join_shards(folder: Path, records: list[Record]) -> tuple[list[Record], list
     """
     shards = read_shards(folder)
     if not shards:
-        return records, []
+        return sorted(records, key=lambda r: -1 if r.part is None else r.part), []
     by_part = group_by(records, lambda r: _part_key(r.trial, r.purpose != "measure"))
     first, positions = next(iter(shards.values())), dict[str, int]()
     missing = {*range(1, first.count + 1)}

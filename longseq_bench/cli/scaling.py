@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from longseq_bench.cli import options
@@ -54,8 +53,10 @@ def scaling(
     with machine.open_launcher(reporter, impl) as (launcher, catalogue):
         trials = build_trials(catalogue, chosen, assignments, given, folder, worlds, reporter)
         launcher.check(trials)
-        schedule = partial(strategy.scaling, trials, 1)
-        found = run_search(launcher, catalogue, trials, folder, schedule, reporter)
+        found = run_search(
+            launcher, catalogue, trials, folder,
+            lambda chosen, predictor: strategy.scaling(chosen, 1, predictor), reporter,
+        )  # fmt: skip
     return session.print_results(
         found, as_json, lambda: _study_json(found), lambda: scaling_brief(found.records)
     )

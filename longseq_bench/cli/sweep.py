@@ -24,6 +24,7 @@ def sweep(
     out: options.Out = None,
     rounds: Annotated[int | None, typer.Option(min=1, max=units.MAX_ROUNDS)] = None,
     shard: str | None = None,
+    workers: str | None = None,
     dry_run: bool = False,
     profile: Path | None = None,
     as_json: options.AsJson = False,
@@ -45,6 +46,8 @@ def sweep(
         rounds: Repetitions of the grid, each in fresh processes. Default: as in the file, or 3.
         shard: Part of the trials to run, INDEX/COUNT: 2/4. The shards of a run have the same --out.
             Default: all, or all shards of a folder of shards.
+        workers: Parts of the grid that run side by side, each on devices of its own: a number;
+            auto: as many as there are GPUs for. Default: 1.
         dry_run: List the trials, and estimate runs, time and memory; run and write nothing.
             Default: run them.
         profile: New file for the trace of one pass, in Chrome's format (.gz: compressed), of the
@@ -63,7 +66,7 @@ def sweep(
     if not dry_run:
         out = out or session.default_out(shard)
         given |= {"rounds": rounds, "out": out, "progress": reporter, "profile": profile}
-        results = grid.sweep(config, shard=shard, **given)
+        results = grid.sweep(config, shard=shard, workers=workers, **given)
         return session.print_results(results, as_json, lambda: rows_json(results.rows, "rows"))
     loaded, heading, estimate = grid.plan_sweep(config, rounds, out, reporter, shard, **given)
     return session.print_answer(

@@ -167,7 +167,7 @@ def _find_caveats(compared: Compared) -> Iterator[str]:
             yield f"{name} has records of {len(commits)} commits, merged: {', '.join(commits)}."
 
 
-HARDWARE = ("host", "cpu", "cores", "memory_bytes", "gpus", "driver")
+HARDWARE = ("host", "cpu", "cores", "memory_bytes", "gpus", "driver", "workers")
 SOFTWARE = (
     *("commit", "longseq", "torch", "cuda", "cudnn", "nccl", "triton", "python", "os"),
     *("variables", "power_limits_w"),
@@ -175,6 +175,7 @@ SOFTWARE = (
 """Software and settings. Differences are reported, and don't keep trials from matching."""
 _NAMES = {"memory_bytes": "memory", "gpus": "GPUs", "power_limits_w": "power limits in W"}
 _NAMES |= {"cpu": "CPU", "cuda": "CUDA", "cudnn": "cuDNN", "nccl": "NCCL", "triton": "Triton"}
+_NAMES |= {"workers": "trials side by side"}
 SAME_MEMORY = 0.01  # relative: what a kernel reserves for itself changes with its version
 
 

@@ -17,6 +17,16 @@ def own_cpus() -> Collection[int]:
     return range(os.cpu_count() or 1)
 
 
+def own_cores(root: Path = Path("/sys/devices/system/cpu")) -> list[str]:
+    """Return as many CPUs as can be busy all the time; threads of a core are side by side."""
+
+    def place(cpu: int) -> list[int]:
+        named = (root / f"cpu{cpu}/topology" / name for name in ("physical_package_id", "core_id"))
+        return [*(int(read_text(file) or 0) for file in named), cpu]
+
+    return [str(cpu) for cpu in sorted(own_cpus(), key=place)[: usable_cores()]]
+
+
 def usable_cores() -> int:
     """Return how many cores can be busy all the time: whole ones of the quota, at least one."""
     cores, quota = len(own_cpus()), cpu_quota()

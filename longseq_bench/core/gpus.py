@@ -9,8 +9,9 @@ import ctypes
 import os
 import re
 import sysconfig
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,7 @@ class GpuReport:
 
     visible: those that CUDA shows to this process, in CUDA's order.  reason: why there are none.
     driver: its version; None without one.
+    shared: sentences on what visible GPUs share, so that they may slow each other down.
     names, power_limits_w, sm_clocks_mhz: of every GPU in PCI order; None where the driver gives no
     number.
     """
@@ -100,6 +102,7 @@ class GpuReport:
     visible: tuple[Gpu, ...] = ()
     driver: str | None = None
     reason: str | None = None
+    shared: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     power_limits_w: tuple[float | None, ...] = ()
     sm_clocks_mhz: tuple[float | None, ...] = ()
@@ -201,10 +204,21 @@ def _read_gpus(visible_names: str | None) -> GpuReport:
         tuple(gpu.read(own) for gpu in visible),
         driver=nvml.nvmlSystemGetDriverVersion(),
         reason=None if visible else reason,
+        shared=tuple(_find_shared({gpu.index: gpu.whole for gpu in visible})),
         names=tuple(nvml.nvmlDeviceGetName(h) for h in handles),
         power_limits_w=tuple(None if mw is None else mw / 1000 for mw in limits),
         sm_clocks_mhz=tuple(None if mhz is None else float(mhz) for mhz in clocks),
     )
+
+
+def _find_shared(gpus: Mapping[int, Any]) -> Iterator[str]:
+    """Yield what pairs of GPUs share, of which these are the handles by index."""
+    for (one, first), (other, second) in combinations(gpus.items(), 2):
+        level = optional(nvml.nvmlDeviceGetTopologyCommonAncestor, first, second)
+        if level == nvml.NVML_TOPOLOGY_INTERNAL:
+            yield f"GPUs {one} and {other} are on one board, with one power limit"
+        elif level == nvml.NVML_TOPOLOGY_SINGLE:
+            yield f"GPUs {one} and {other} are on one PCIe switch"
 
 
 def explain_broken_gpu(text: str) -> str | None:

@@ -31,7 +31,7 @@ from longseq_bench.core.workload import Workload as Workload
 from longseq_bench.core.workload import canonical_dtype as canonical_dtype
 from longseq_bench.core.workload import declared
 
-SCHEMA = 3
+SCHEMA = 4
 
 MAX_HEADS = 65_535
 """Heads of all sequences of a batch on a rank; each is checked by itself, in milliseconds."""
@@ -280,6 +280,7 @@ class Environment(Frozen):
     cuda: the version that torch was built for.  cudnn, nccl, triton: of the installed packages;
     all four are None with a CPU build of torch.
     power_limits_w, sm_clocks_mhz: of each GPU; None if the driver gives no number.
+    cores: those that a trial may use.  workers: trials that ran side by side; None for one.
     """
 
     host: str
@@ -302,6 +303,7 @@ class Environment(Frozen):
     triton: str | None = None
     power_limits_w: tuple[float | None, ...] = ()
     sm_clocks_mhz: tuple[float | None, ...] = Field(default=(), description="of multiprocessors")
+    workers: int | None = None
 
     model_config = ConfigDict(extra="ignore")  # the stored fingerprint
 
@@ -321,9 +323,21 @@ class Environment(Frozen):
 
 
 _VOLATILE = {"load", "clock_mhz", "sm_clocks_mhz", "commit"}
-_ADDED = {"cuda", "cudnn", "nccl", "triton", "power_limits_w"}
+_ADDED = {"cuda", "cudnn", "nccl", "triton", "power_limits_w", "workers"}
 """Fields that older records lack: a fingerprint covers them only if they have a value."""
 STABLE_FIELDS = [name for name in Environment.model_fields if name not in {"variables", *_VOLATILE}]
+
+
+class Place(Frozen):
+    """The worker of a host that ran a trial beside others.
+
+    worker: from 1.  devices: its GPUs by UUID, or its cores by number.
+    neighbours: implementations that ran beside the trial at any time.
+    """
+
+    worker: int
+    devices: tuple[str, ...]
+    neighbours: tuple[str, ...] = ()
 
 
 class Record(Frozen):
@@ -334,6 +348,7 @@ class Record(Frozen):
     length); density (of earlier versions, not shown).
     predicted_tokens: the maximum that the search expected when it requested this run.
     foreseen: the memory and time predicted for this run.
+    part, place: of a run with several workers. part: position of the trials that belong together.
     """
 
     schema_: int = Field(default=SCHEMA, alias="schema", strict=True, ge=1, le=SCHEMA)
@@ -347,6 +362,8 @@ class Record(Frozen):
     predicted_tokens: int | None = None
     foreseen: TrialPrediction | None = None
     command: str | None = None
+    part: int | None = None
+    place: Place | None = None
 
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from longseq_bench.core.catalogue import Catalogue
-from longseq_bench.core.model import DryRunEstimate, Outcome, Trial
+from longseq_bench.core.model import Device, DryRunEstimate, Outcome, Place, Trial
 from longseq_bench.core.registry import Registry
 
 DRY_RUN_LIMIT_S = 10.0
@@ -25,10 +25,14 @@ OnPhase = Callable[[str, str], None]
 
 @dataclass(frozen=True)
 class LaunchResult:
-    """The outcome of a trial, and the number of child processes: one per rank and attempt."""
+    """The outcome of a trial, and the number of child processes: one per rank and attempt.
+
+    place: the worker that ran it, if several ran trials side by side.
+    """
 
     outcome: Outcome
     processes: int = 1
+    place: Place | None = None
 
 
 class Launcher(ABC):
@@ -71,6 +75,15 @@ class Launcher(ABC):
     @abstractmethod
     def run(self, trial: Trial, on_phase: OnPhase) -> LaunchResult:
         """Run one trial to its end. Every failure is an outcome; no process is left behind."""
+
+    def devices(self, device: Device) -> list[str]:
+        """Return what workers share out: GPUs by UUID, each once, or cores by number."""
+        from longseq_bench.core.cpus import own_cores
+        from longseq_bench.core.gpus import read_visible_gpus  # it loads psutil: not for reports
+
+        if device == "cpu":
+            return own_cores()
+        return list({gpu.index: gpu.uuid for gpu in reversed(read_visible_gpus().visible)}.values())
 
     def close(self) -> None:  # noqa: B027  (a launcher without processes has nothing to close)
         """End everything that this launcher started."""

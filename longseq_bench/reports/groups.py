@@ -24,8 +24,8 @@ def split_names(names: str) -> tuple[str, ...]:
 
 
 SAME_TABLE = split_names(
-    "fingerprint device mode new_tokens dtype mask sink soft_cap batch heads kv_heads head_dim "
-    "v_head_dim latent kv_dtype model memory_budget time_budget threads fit_only"
+    "fingerprint workers device mode new_tokens dtype mask sink soft_cap batch heads kv_heads "
+    "head_dim v_head_dim latent kv_dtype model memory_budget time_budget threads fit_only"
 )
 SIMILAR_DENSITY = 0.9
 """Fraction of the highest density; rows at or above it are treated as equally sparse."""
@@ -104,6 +104,8 @@ def _describe_fields(
     yield of("time_budget", time, "no time limit")
     machine = machines[row.fingerprint]
     yield of("fingerprint", f"machine {machine}" if machine else "")
+    beside = f"{row.workers} trials side by side" if row.workers else ""
+    yield of("workers", beside, "one trial at a time")
 
 
 def format_limit(seconds: float) -> str:

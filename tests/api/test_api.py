@@ -78,6 +78,7 @@ def test_each_option_is_a_keyword_with_the_same_name() -> None:
         "progress",
         "profile",
         "shard",
+        "workers",
         "within",
     } == keys - {"workload"}
 

@@ -131,7 +131,7 @@ def test_a_record_is_one_line_of_json() -> None:
     sent = record(came_to=outcome(max_error=[float("inf"), 0.5]), predicted_tokens=4096)
     line = sent.model_dump_json()
     assert "\n" not in line
-    assert json.loads(line)["schema"] == 3
+    assert json.loads(line)["schema"] == 4
     assert Record.model_validate_json(line) == sent
     assert sent.key == sent.trial.key
 
@@ -141,7 +141,7 @@ def test_the_fingerprint_covers_all_fields_but_volatile_ones() -> None:
         "host": "beta", "os": "macOS", "cpu": "other", "cores": 3, "memory_bytes": 1,
         "gpus": ("H200",), "driver": "1", "python": "3.12", "torch": "2.12", "longseq": "0.2",
         "variables": {"OMP_NUM_THREADS": "1"}, "cuda": "13.0", "cudnn": "9.10", "nccl": "2.28",
-        "triton": "3.8.0", "power_limits_w": (700.0,),
+        "triton": "3.8.0", "power_limits_w": (700.0,), "workers": 2,
     }  # fmt: skip
     volatile: dict[str, Any] = {
         "load": (9.0, 9.0, 9.0), "clock_mhz": 800.0, "commit": "other", "sm_clocks_mhz": (1980.0,)

@@ -56,6 +56,7 @@ def _facts(environments: Sequence[Environment]) -> Iterator[tuple[str, str]]:
     yield "CPU", f"{last.cpu}, {last.cores} cores, {format_bytes(last.memory_bytes)} memory"
     for gpu, count in Counter(last.gpus).items():
         yield "GPU", f"{count} × {gpu}" if count > 1 else gpu
+    yield "Trials side by side", str(last.workers or "")
     yield "Driver", last.driver or ""
     limits = Counter(watts for watts in last.power_limits_w if watts)
     yield "Power limit", ", ".join(f"{count} × {watts:.0f} W" for watts, count in limits.items())
