@@ -29,7 +29,7 @@ from longseq_bench.core.model import (
 from longseq_bench.launchers import fork_server
 from longseq_bench.launchers.base import DRY_RUN_LIMIT_S, LAUNCHERS, Launcher, LaunchResult, OnPhase
 from longseq_bench.launchers.exit_status import signal_name, with_first_attempt
-from longseq_bench.launchers.interrupts import interrupt_on_termination
+from longseq_bench.launchers.interrupts import block_interrupts, interrupt_on_termination
 
 END_S = 10.0
 """Time limit for a worker to end its trial and itself."""
@@ -80,7 +80,7 @@ class Worker(Launcher):
     def _start(self) -> None:
         if self._closed:
             raise LauncherError(f"worker {self.number} is closed")
-        with _starting, fork_server.hide_main(), fork_server.safe_helpers():
+        with _starting, block_interrupts(), fork_server.hide_main(), fork_server.safe_helpers():
             context = get_context("spawn")
             self._pipe, child = context.Pipe()
             self._process = context.Process(target=_serve, args=(child, *self._setup))
@@ -169,21 +169,26 @@ def _serve(pipe: Connection, launcher: str, device: Device, devices: Sequence[st
     """Answer the requests of a Worker until its process ends."""
     os.setsid()  # Ctrl-C is for the parent, which ends its workers
     interrupt_on_termination()
-    Thread(target=_end_with_parent, daemon=True).start()
-    if device == "cuda":
-        os.environ[VISIBLE] = ",".join(devices)
-    elif hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, map(int, devices))
-    with suppress(KeyboardInterrupt, EOFError, OSError), LAUNCHERS.get(launcher)() as own:
-        while True:
-            method, arguments = pipe.recv()
-            if method == "run":
-                arguments += (lambda *phase: pipe.send(("phase", *phase)),)
-            try:
-                answer = "result", getattr(own, method)(*arguments)
-            except LongseqError as error:
-                answer = "error", error
-            pipe.send(answer)
+    with suppress(KeyboardInterrupt, EOFError, ConnectionError):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        Thread(target=_end_with_parent, daemon=True).start()
+        if device == "cuda":
+            os.environ[VISIBLE] = ",".join(devices)
+        elif hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, map(int, devices))
+        with LAUNCHERS.get(launcher)() as own:
+            while True:
+                _answer(pipe, own, *pipe.recv())
+
+
+def _answer(pipe: Connection, launcher: Launcher, method: str, arguments: tuple[Any, ...]) -> None:
+    if method == "run":
+        arguments += (lambda *phase: pipe.send(("phase", *phase)),)
+    try:
+        answer = "result", getattr(launcher, method)(*arguments)
+    except LongseqError as error:
+        answer = "error", error
+    pipe.send(answer)
 
 
 def _end_with_parent() -> None:

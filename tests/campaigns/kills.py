@@ -1,12 +1,16 @@
 """Kill processes of a small sweep at random moments, resume it, and look for what went wrong.
 
     python -m tests.campaigns.kills --count 30 --seed 1
+    python -m tests.campaigns.kills --count 300 --workers 4
 
 A sweep is struck up to five times while it runs, resumed and struck again until it is complete or
 has been struck twenty times; then nothing disturbs it. A finding is a record that is lost, doubled
 or blamed on the wrong one, a traceback, or a file or process that the last run leaves. The
 exit code is 1 if there is one. A finding names the number of its sweep; `--only NUMBER` with the
 same seed repeats that sweep alone. A kill takes about 3 s.
+
+With --workers the sweep has two shards, which take turns, each on this many workers with fake GPUs.
+A GPU has a lock while a trial uses it, so that one that is given twice is an error of the trial.
 """
 
 import argparse
@@ -19,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,8 +44,18 @@ implementations: [ring, collective]
 rounds: 1
 repeats: 1
 """
+BESIDE = """\
+memory_budget: 64MiB
+workload: {heads: 2, head_dim: 16}
+tokens: [64, 128, 192, 256, 320, 384, 448, 512]
+device: cuda
+implementations: [ring, sdpa, ulysses]
+rounds: 2
+repeats: 1
+"""
+FAKE = {"LONGSEQ_LAUNCHER": "fake-devices", "FAKE_DEVICES": "4", "FAKE_SECONDS": "0.3"}
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGSTOP)
-TARGETS = ("parent", "rank")
+TARGETS = {False: ("parent", "rank"), True: ("parent", "worker")}
 DEADLINE_S = 120.0
 KILLS_OF_A_SWEEP, KILLS_OF_A_COMMAND = 20, 5
 STOPPED_S = 1.0
@@ -79,12 +93,12 @@ class Kill:
         return self.signal
 
 
-def plan_command(number: int, seed: int) -> Iterator[Kill]:
+def plan_command(number: int, seed: int, workers: int) -> Iterator[Kill]:
     """Yield the kills of a command, `number` and following, at any moments of it."""
     chance = random.Random(f"{seed}/{number}")
     for i in range(KILLS_OF_A_COMMAND):
         yield Kill(
-            number + i, chance.choice(TARGETS), chance.choice(SIGNALS),
+            number + i, chance.choice(TARGETS[workers > 1]), chance.choice(SIGNALS),
             chance.uniform(0, TRIAL_S if i else START_S), ends_stopped=chance.random() < 0.5,
         )  # fmt: skip
 
@@ -98,8 +112,10 @@ def find(sweep: Sweep, kill: Kill) -> psutil.Process | None:
         parent = psutil.Process(sweep.process.pid)
         if kill.target == "parent":
             return parent
-        servers = [p for p in parent.children() if "forkserver" in " ".join(p.cmdline())]
-        children = [child for server in servers for child in server.children()]
+        kind = "spawn_main" if kill.target == "worker" else "forkserver"
+        children = [p for p in parent.children() if kind in " ".join(p.cmdline())]
+        if kill.target == "rank":
+            children = [child for server in children for child in server.children()]
         return random.Random(kill.number).choice(children) if children else None
     return None
 
@@ -114,16 +130,17 @@ def strike(sweep: Sweep, kill: Kill) -> str:
                 if kill.is_stop:
                     time.sleep(STOPPED_S)
                     found.send_signal(signal.SIGKILL if kill.ends_stopped else signal.SIGCONT)
-                return f"{len(_lines())} records after {time.monotonic() - start_s:.2f} s"
+                return f"{_count()} records after {time.monotonic() - start_s:.2f} s"
         time.sleep(0.002)
     return ""
 
 
-def run_struck(number: int, seed: int, temporary: Path) -> Iterator[str | Kill]:
+def run_struck(number: int, seed: int, workers: int, temporary: Path) -> Iterator[str | Kill]:
     """Start or resume the sweep and strike its processes; yields as `run_chain`."""
-    kept = [line for line in _lines() if line.endswith(b"\n")]
-    sweep, kills = start_sweep(Path(f"said-{number}"), TMPDIR=str(temporary)), []
-    for kill in plan_command(number, seed):
+    kept, kills = _written(), list[Kill]()
+    shard = ("--shard", f"{number // KILLS_OF_A_COMMAND % 2 + 1}/2") if workers > 1 else ()
+    sweep = start(Path(f"said-{number}"), temporary, workers, shard)
+    for kill in plan_command(number, seed, workers):
         if where := strike(sweep, kill):
             print(f"{kill}: {where}", flush=True)
             kills.append(kill)
@@ -140,6 +157,15 @@ def run_struck(number: int, seed: int, temporary: Path) -> Iterator[str | Kill]:
     yield from _find_changes(sweep.said, kept, is_early)
 
 
+def start(said: Path, temporary: Path, workers: int, shard: Sequence[str] = ()) -> Sweep:
+    """Start or resume the sweep, or a shard of it."""
+    variables = {"TMPDIR": str(temporary)}
+    if workers == 1:
+        return start_sweep(said, **variables)
+    variables |= FAKE | {"FAKE_FOLDER": str(Path.cwd())}
+    return start_sweep(said, after=["--workers", str(workers), *shard], **variables)
+
+
 def end_of(sweep: Sweep) -> int | None:
     """Return the exit code; None if the sweep does not end, and kill it then."""
     try:
@@ -149,12 +175,12 @@ def end_of(sweep: Sweep) -> int | None:
         return None
 
 
-def run_undisturbed(temporary: Path) -> Iterator[str]:
+def run_undisturbed(workers: int, temporary: Path) -> Iterator[str]:
     """Resume the sweep to its end, and yield the findings."""
-    kept = [line for line in _lines() if line.endswith(b"\n")]
+    kept = _written()
     said = Path("said-last")
     before = {*temporary.rglob("*")}  # a parent that was killed leaves its folder
-    sweep = start_sweep(said, TMPDIR=str(temporary))
+    sweep = start(said, temporary, workers)
     if (code := end_of(sweep)) not in (0, 3):
         yield f"resuming: exit code {code}: {said.read_text()[-300:]}"
     yield from (f"left running after resuming: {command}" for command in sweep.left())
@@ -162,10 +188,12 @@ def run_undisturbed(temporary: Path) -> Iterator[str]:
     yield from _find_changes(said, kept)
 
 
-def _find_changes(said: Path, kept: list[bytes], may_trace: bool = False) -> Iterator[str]:
+def _find_changes(
+    said: Path, kept: Mapping[Path, list[bytes]], may_trace: bool = False
+) -> Iterator[str]:
     if "Traceback" in said.read_text() and not may_trace:
         yield f"traceback: {said.read_text()[-600:]}"
-    if _lines()[: len(kept)] != kept:
+    if any(_written()[path][: len(lines)] != lines for path, lines in kept.items()):
         yield "a line that was written has changed"
 
 
@@ -187,7 +215,7 @@ def _codes(kills: Sequence[Kill]) -> set[int]:
     if own:  # by itself: before the command is loaded, or SIGKILL
         return gives_up | {128 + n for n in own} | {-n for n in own if n != signal.SIGINT}
     codes = {0} | gives_up
-    has_failed = bool(_lines()) and any(r.outcome.status != "ok" for r in load("out").records)
+    has_failed = any(r.outcome.status != "ok" for r in records())
     return codes | ({3} if has_failed else set())
 
 
@@ -215,53 +243,66 @@ def find_differences(records: Iterable[Record], expected: Counter[str]) -> Itera
         yield f"doubled: {key}"
 
 
-def _lines() -> list[bytes]:
-    path = Path("out") / RECORDS
-    return path.read_bytes().splitlines(keepends=True) if path.exists() else []
+def records() -> list[Record]:
+    """Return the records of the sweep, also of its shards."""
+    return [r for path in sorted(Path("out").rglob(RECORDS)) for r in load(path, True).records]
+
+
+def _written() -> dict[Path, list[bytes]]:
+    """Return the complete lines of each file of records."""
+    read = {path: path.read_bytes() for path in sorted(Path("out").rglob(RECORDS))}
+    lines = {path: text.splitlines(keepends=True) for path, text in read.items()}
+    return {path: [one for one in some if one.endswith(b"\n")] for path, some in lines.items()}
+
+
+def _count() -> int:
+    return sum(map(len, _written().values()))
 
 
 # ---- the campaign --------------------------------------------------------------------------------
 
 
-def reference(temporary: Path) -> Counter[str]:
+def reference(workers: int, temporary: Path) -> Counter[str]:
     """Return the keys of a sweep that nothing disturbs."""
-    sweep = start_sweep(Path("said"), TMPDIR=str(temporary))
+    sweep = start(Path("said"), temporary, workers)
     if (code := end_of(sweep)) != 0:
         sys.exit(f"the sweep itself ends with exit code {code}: {Path('said').read_text()}")
-    return Counter(record.key for record in load("out").records)
+    return Counter(record.key for record in records())
 
 
-def run_chain(number: int, seed: int, expected: Counter[str]) -> Iterator[str | Kill]:
+def run_chain(number: int, seed: int, workers: int, expected: Counter[str]) -> Iterator[str | Kill]:
     """Strike one sweep until it is complete; yields the kills that hit, and the findings."""
     kills: list[Kill] = []
-    with in_new_folder() as temporary:
+    with in_new_folder(workers) as temporary:
         for first in range(0, KILLS_OF_A_SWEEP, KILLS_OF_A_COMMAND):
-            for found in run_struck(number * KILLS_OF_A_SWEEP + first, seed, temporary):
+            for found in run_struck(number * KILLS_OF_A_SWEEP + first, seed, workers, temporary):
                 kills += [found] if isinstance(found, Kill) else []
                 yield found
-            if len(_lines()) >= expected.total():
+            if _count() >= expected.total():
                 break
-        yield from run_undisturbed(temporary)
-        yield from judge(load("out").records, kills, expected)
+        yield from run_undisturbed(workers, temporary)
+        yield from judge(records(), kills, expected)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Kill processes of sweeps, and resume them.")
     parser.add_argument("--count", type=int, default=10, help="kills, or a few more (default: 10)")
     parser.add_argument("--seed", type=int, default=random.randrange(2**31), help="default: random")
+    parser.add_argument("--workers", type=int, default=1, help="2 to 4: two shards on fake GPUs")
     parser.add_argument("--only", type=int, help="repeat this sweep of the seed alone")
     asked = parser.parse_args()
     print(f"seed {asked.seed}, {asked.count} kills", flush=True)
     # a shell may ignore them for what it runs in the background, and sweeps would inherit that
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    path = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]
+    root = Path(__file__).parents[2]
+    path = [str(root), str(root / "tests/plugins"), os.environ.get("PYTHONPATH")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
-    with in_new_folder() as temporary:
-        undisturbed = reference(temporary)
+    with in_new_folder(asked.workers) as temporary:
+        undisturbed = reference(asked.workers, temporary)
     kills = findings = 0
     for number in itertools.count() if asked.only is None else [asked.only]:
-        for found in run_chain(number, asked.seed, undisturbed):
+        for found in run_chain(number, asked.seed, asked.workers, undisturbed):
             if isinstance(found, Kill):
                 kills += 1
             else:
@@ -274,14 +315,14 @@ def main() -> int:
 
 
 @contextmanager
-def in_new_folder() -> Iterator[Path]:
+def in_new_folder(workers: int) -> Iterator[Path]:
     """Work in a new folder with the sweep's file; yields a new folder for its temporary files."""
     with (
         tempfile.TemporaryDirectory(prefix="kills-") as folder,
         tempfile.TemporaryDirectory(prefix="kills-") as temporary,
         chdir(folder),
     ):
-        Path("sweep.yaml").write_text(SWEEP)
+        Path("sweep.yaml").write_text(SWEEP if workers == 1 else BESIDE)
         yield Path(temporary)
 
 

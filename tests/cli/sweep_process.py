@@ -61,16 +61,20 @@ class Sweep:
         self.process.wait()
 
 
-def start_sweep(said: Path, before: Sequence[str] = (), mark: str = "", **variables: str) -> Sweep:
+def start_sweep(
+    said: Path, before: Sequence[str] = (), mark: str = "", after: Sequence[str] = (),
+    **variables: str,
+) -> Sweep:  # fmt: skip
     """Start `longseq sweep sweep.yaml --out out` in the current folder; `said` is its stderr.
 
-    before: arguments of longseq before `sweep`. mark: that of another node of the same launch.
+    before, after: arguments of longseq before `sweep`, and at the end.  mark: that of another node
+    of the same launch.
     """
     mark = mark or uuid.uuid4().hex
     command = [sys.executable, "-m", "longseq_bench", *before, "sweep", "sweep.yaml"]
     with said.open("wb") as stream:
         process = subprocess.Popen(
-            [*command, "--out", "out"], env={**os.environ, MARK: mark, **variables},
+            [*command, "--out", "out", *after], env={**os.environ, MARK: mark, **variables},
             stdout=subprocess.DEVNULL, stderr=stream, start_new_session=True,
         )  # fmt: skip
     return Sweep(process, mark, said)
