@@ -27,7 +27,7 @@ _COMMON |= {"hidden_size": 256, "num_attention_heads": 8, "head_dim": 32, "torch
 MODELS: dict[str, dict[str, Any]] = {
     "llama-3": {"model_type": "llama", "num_hidden_layers": 32},
     "gemma-3": {"model_type": "gemma3_text", "num_hidden_layers": 48, "sliding_window": 1024},
-    "llama-4": {"model_type": "llama4_text", "num_hidden_layers": 48},
+    "llama-4": {"model_type": "llama4_text", "num_hidden_layers": 48, "num_local_experts": 1},
     "qwen3-next": {
         "model_type": "qwen3_next",
         "num_hidden_layers": 48,
