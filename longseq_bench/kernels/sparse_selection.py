@@ -4,8 +4,10 @@ native  compiled C++ on a CPU with a compiler: two to three times as fast as pla
 triton  block layouts on CUDA
 torch   exact attention of gathered tiles, by torch's kernel or the fastest one on CUDA
 flex    FlexAttention compiled by torch, for comparison; never chosen by auto
+flashinfer  the library, for comparison; never chosen by auto
 
-triton and flex know block layouts only, torch also masks and parts of layouts, native any spans.
+triton, flex and flashinfer know block layouts only, torch also masks and parts of layouts, native
+any spans.
 
 Patterns that are tiles of exact attention also run on any kernel of kernels/exact, by its name.
 """
@@ -20,7 +22,7 @@ from longseq_bench.kernels import flex_blocks, native, torch_spans
 from longseq_bench.kernels.spans import SpanKernel
 from longseq_bench.meta_mode import is_meta
 
-Kernel = Literal["auto", "native", "triton", "flex", "torch"]
+Kernel = Literal["auto", "native", "triton", "flex", "flashinfer", "torch"]
 
 _FASTEST = "triton 1.48 ms, flex 1.91 (forward, 95 %, 65,536 tokens, 8×64, H100)"
 _NO_BLOCK_LAYOUT = "it needs a block layout: one rank, no mask but causal, no learned scorer"
@@ -40,15 +42,17 @@ def choose(
     the reason if the requested kernel can't be used.
     """
     torch_dtype: torch.dtype = getattr(torch, dtype)
+    fits = device == "cuda" and torch_dtype.itemsize == 2 and not train
     not_cpu = None if device == "cpu" else "the compiled kernel is for CPUs"
     reasons = {
         "native": not_cpu or native.unavailable_reason(torch_dtype),
         "triton": triton_reason(device, torch_dtype, head_dim, block or 0),
         "flex": flex_blocks.unavailable_reason(device, block is not None and train),
+        "flashinfer": None if fits else "FlashInfer computes a forward in 16 bits on CUDA",
         "torch": None,
     }
     if block is None:
-        for other in ("triton", "flex"):
+        for other in ("triton", "flex", "flashinfer"):
             reasons[other] = (device == "cpu" and reasons[other]) or _NO_BLOCK_LAYOUT
     name = requested
     if requested == "auto":

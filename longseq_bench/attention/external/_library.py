@@ -44,6 +44,16 @@ class Library(Package):
             return f"{self.distribution} needs {' or '.join(self.devices)}, not {device}"
         return None
 
+    def facts(self) -> dict[str, str]:
+        """Return the name and the version for the record."""
+        return {"library": f"{self.distribution} {self.version}"}
+
+    @override
+    def load(self) -> Any:
+        if is_meta():
+            raise UnsupportedError(f"memory of {self.distribution} is measured, not predicted")
+        return super().load()
+
 
 class External(Attention):
     """Attention of another library.
@@ -89,15 +99,11 @@ class External(Attention):
     def prepare(self, device: str) -> None:
         """Import the library. Raises UnsupportedError if that fails, and in a prediction."""
         super().prepare(device)
-        if is_meta():
-            raise UnsupportedError(
-                f"memory of {self.library.distribution} is measured, not predicted"
-            )
         self.module = self.library.load()
 
     @override
     def facts(self) -> dict[str, Any]:
-        return {"library": f"{self.library.distribution} {self.library.version}"}
+        return self.library.facts()
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -1,11 +1,13 @@
-"""FlashInfer: decoding over a paged KV cache.
+"""FlashInfer: decoding over a paged KV cache, and attention over the blocks of a layout.
 
 Not run on a GPU by this project yet.
 Letters: B batch, Hq heads, Hk kv_heads, m new tokens, N tokens, P tokens of a page, D head_dim.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -15,8 +17,17 @@ from longseq_bench.attention.external._library import External, Library
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.masks import WINDOW
 from longseq_bench.core.model import Workload
+from longseq_bench.core.workload import Scores
 from longseq_bench.distributed.group import Group
+from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple
+from longseq_bench.patterns.block_layout import BlockLayout
 
+LIBRARY = Library(
+    "flashinfer-python",
+    "flashinfer",
+    "pip install 'flashinfer-python>=0.7.2'",
+    versions=("0.7.2", "0.8"),
+)
 _WORKSPACE_BYTES = 128 * 2**20  # what its documentation recommends
 
 
@@ -29,12 +40,7 @@ class FlashInferDecode(External):
     takes_scores = ("soft_cap",)
     dtypes = ("bfloat16", "float16")
     mask_kinds = frozenset({WINDOW})
-    library = Library(
-        "flashinfer-python",
-        "flashinfer",
-        "pip install 'flashinfer-python>=0.7.2'",
-        versions=("0.7.2", "0.8"),
-    )
+    library = LIBRARY
 
     def __init__(
         self,
@@ -108,3 +114,54 @@ class FlashInferDecode(External):
         kernel = f"FlashInfer {self._wrapper.resolved_backend}"
         layout = f"pages of {self.page} tokens are views of k and v; nothing is copied"
         return super().facts() | {"kernel": kernel, "layout": layout}
+
+
+class FlashInferBlocks:
+    """An AttentionKernel over one layout or one per KV head: `VariableBlockSparseAttentionWrapper`.
+
+    Its causal mask is a triangle at the end of the keys that a row keeps, where every row of a
+    causal layout has its own block. Sequences of a batch are given as further heads.
+    """
+
+    def __init__(self, layouts: Sequence[BlockLayout], scores: Scores) -> None:
+        """Import the library. Raises UnsupportedError without it, and in a prediction."""
+        if reason := LIBRARY.unavailable_reason():
+            raise UnsupportedError(f"kernel=flashinfer: {reason}")
+        self._module = LIBRARY.load()
+        self._layouts, self._scores = layouts, scores
+        self._wrapper: Any = None
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
+        """Return the output (B, Hq, N, D), and no log-sum-exp. The first call plans."""
+        if self._wrapper is None:
+            self._wrapper = self._plan(q, k)
+        out: Tensor = self._wrapper.run(*(t.flatten(0, 1) for t in (q, k, v)))
+        return out.view(q.shape), None
+
+    def backward(self, queries: Queries, keys: Pair) -> Triple:
+        """Raise UnsupportedError."""
+        raise UnsupportedError("FlashInfer has no backward")
+
+    def _plan(self, q: Tensor, k: Tensor) -> Any:
+        """Return the wrapper for these shapes. It has lists of all kept keys, on the device."""
+        (B, Hq, _, D), Hk, layout = q.shape, k.shape[1], self._layouts[0]
+        kept = np.zeros((len(self._layouts), layout.rows, layout.rows), dtype=bool)
+        for of_head, one in zip(kept, self._layouts, strict=True):
+            of_head[np.repeat(np.arange(one.rows), one.row_lengths), one.indices] = True
+        sizes = torch.from_numpy(layout.block_sizes).to(q.device, torch.int32).expand(B * Hk, -1)
+        workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=q.device)
+        wrapper = self._module.VariableBlockSparseAttentionWrapper(workspace)
+        wrapper.plan(
+            block_mask_map=torch.from_numpy(kept).to(q.device).expand(Hk, -1, -1).repeat(B, 1, 1),
+            block_row_sz=sizes,
+            block_col_sz=sizes,
+            num_qo_heads=B * Hq,
+            num_kv_heads=B * Hk,
+            head_dim=D,
+            causal=layout.causal,
+            logits_soft_cap=self._scores.soft_cap,
+            sm_scale=self._scores.scale_for(D),
+            q_data_type=q.dtype,
+            kv_data_type=k.dtype,
+        )
+        return wrapper

@@ -80,8 +80,8 @@ class LayoutAttention(Attention):
 
     def __init__(self, workload: Workload, group: Group, kernel: sparse_selection.Kernel) -> None:
         super().__init__(workload, group)
-        if workload.sink and kernel == "flex":
-            raise UnsupportedError("kernel=flex has no sinks: its backward knows no other softmax")
+        if workload.sink and kernel in ("flex", "flashinfer"):
+            raise UnsupportedError(f"kernel={kernel} has no sinks; use auto")
         self.requested_kernel = kernel
         self.kernel_name = ""
 
@@ -164,6 +164,10 @@ def build_layout_kernel(
         from longseq_bench.kernels.flex_blocks import FlexBlocks
 
         return FlexBlocks(by_head, scores)
+    elif kernel == "flashinfer":
+        from longseq_bench.attention.external.flashinfer import FlashInferBlocks
+
+        return FlashInferBlocks(layouts, scores)
     # Triton is missing in meta mode only; the native kernel needs the same memory there
     spans = sparse_selection.span_kernel("native" if kernel == "triton" else kernel)
     parts = [HeadSpans(spans_of(x), range(i * each, (i + 1) * each)) for i, x in enumerate(layouts)]
@@ -274,14 +278,16 @@ class BlockSparse(LayoutAttention):
         if self.workload.decode:
             self._prepare_decode(device)
             return
-        if self.group.size > 1 and self.requested_kernel == "flex":
-            raise UnsupportedError("kernel=flex runs on one rank; use auto")
         super().prepare(device)
         if self.group.size > 1:
             self._kernel = self._rank_kernel
         else:
             w = self.workload
             self._kernel = build_layout_kernel(self.kernel_name, self.layouts, w.heads, w.scores)
+            if self.kernel_name == "flashinfer":
+                from longseq_bench.attention.external.flashinfer import LIBRARY
+
+                self._kernel_facts |= LIBRARY.facts()
 
     def _prepare_decode(self, device: str) -> None:
         self.device = device

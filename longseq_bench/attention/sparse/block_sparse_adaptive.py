@@ -85,6 +85,10 @@ class AdaptiveBlockSparse(LayoutAttention):
             raise UnsupportedError("scorer=learned has no sinks; use scorer=means")
         if scorer == "learned" and kernel == "flex":
             raise UserError("kernel=flex can't train scorer=learned; use kernel=auto")
+        if kernel == "flashinfer":
+            raise UserError(
+                "kernel=flashinfer plans before the passes, not in each; use kernel=auto"
+            )
         self.block, self.sparsity, self.requested_density = block, sparsity, 1 - sparsity
         self.scorer = scorer
         self.matrices: tuple[Tensor, ...] = ()

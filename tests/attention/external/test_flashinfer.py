@@ -1,6 +1,6 @@
-"""FlashInfer's paged decoding up to the call: a fake with parameters of its wheel 0.7.2.
+"""FlashInfer's decoding and block-sparse attention up to the call: fakes, parameters as in 0.7.2.
 
-The fake reads pages by their strides, as the kernels do, and computes in torch.
+The fakes compute in torch. That of decoding reads pages by their strides, as the kernels do.
 """
 
 import sys
@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from longseq_bench.attention.sparse.block_sparse import BlockSparse
+from longseq_bench.core.errors import UnsupportedError, UserError
 from longseq_bench.testing.contract import assert_equals_reference, make_workload
 from longseq_bench.testing.definition import build_attention, make_inputs
 from tests.kernels import plain_attention
@@ -70,10 +72,53 @@ class BatchDecodeWithPagedKVCacheWrapper:
         return torch.cat(rows)
 
 
+class VariableBlockSparseAttentionWrapper:
+    def __init__(self, float_workspace_buffer: Tensor, backend: str = "auto") -> None:
+        assert float_workspace_buffer.dtype == torch.uint8
+
+    def plan(
+        self, block_mask_map: Tensor, block_row_sz: Tensor, block_col_sz: Tensor, num_qo_heads: int,
+        num_kv_heads: int, head_dim: int, causal: bool = False, *, logits_soft_cap: float | None,
+        sm_scale: float | None, q_data_type: Any, kv_data_type: Any,
+    ) -> None:  # fmt: skip
+        assert block_mask_map.dtype == torch.bool
+        assert block_row_sz.dtype == block_col_sz.dtype == torch.int32
+        assert len(block_mask_map) == len(block_row_sz) == len(block_col_sz) == num_kv_heads
+        assert (sm_scale, q_data_type, kv_data_type) == (head_dim**-0.5, *[torch.bfloat16] * 2)
+        self.kept, self.sizes = block_mask_map, (block_row_sz.tolist(), block_col_sz.tolist())
+        self.heads, self.causal, self.cap = (num_qo_heads, num_kv_heads), causal, logits_soft_cap
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        assert (len(q), len(k)) == self.heads
+        group, out = len(q) // len(k), torch.full_like(q, torch.nan)
+        for h, rows, columns in zip(range(len(k)), *self.sizes, strict=True):
+            queries = torch.arange(q.shape[1]).split(rows)
+            keys = torch.arange(k.shape[1]).split(columns)
+            for own, kept in zip(queries, self.kept[h], strict=True):
+                seen = torch.cat(
+                    [some for some, is_kept in zip(keys, kept, strict=True) if is_kept]
+                )
+                # the mask of its kernels: positions are those in the list of kept keys
+                late = torch.arange(len(seen)) + len(own) - torch.arange(len(own))[:, None]
+                visible = (late <= len(seen)) | (not self.causal)
+                heads = q[h * group : (h + 1) * group, own].transpose(0, 1)[None]
+                k_v = (t[h, seen][None, :, None] for t in (k, v))
+                part = attend(heads, *k_v, visible, self.cap)[0]
+                out[h * group : (h + 1) * group, own] = part.transpose(0, 1)
+        return out
+
+
+class OfCuda(BlockSparse):
+    """Prepared as on CUDA, and given tensors on a CPU."""
+
+    def prepare(self, device: str) -> None:
+        super().prepare("cuda")
+
+
 @pytest.fixture(autouse=True)
 def library(monkeypatch: pytest.MonkeyPatch) -> None:
-    kind = BatchDecodeWithPagedKVCacheWrapper
-    fake = SimpleNamespace(BatchDecodeWithPagedKVCacheWrapper=kind)
+    kinds = BatchDecodeWithPagedKVCacheWrapper, VariableBlockSparseAttentionWrapper
+    fake = SimpleNamespace(**{kind.__name__: kind for kind in kinds})
     monkeypatch.setitem(sys.modules, "flashinfer", fake)
 
 
@@ -105,3 +150,34 @@ def test_pages_are_the_cache_itself() -> None:
     assert pages.untyped_storage().data_ptr() == k.untyped_storage().data_ptr()
     assert torch.equal(pages[2], k[1])  # page = cache: the second sequence after two KV heads
     assert attention.facts()["kernel"] == "FlashInfer fa2"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fields"),
+    [
+        ("indices", {"kv_heads": 2, "causal": True}),
+        ("indices", {"soft_cap": 0.7}),
+        ("strided", {"kv_heads": 1, "causal": True}),
+    ],
+)
+def test_blocks_equal_the_reference(pattern: Any, fields: Any) -> None:
+    """Lists of each KV head, a list of all; the last block is short."""
+    options = {"pattern": pattern, "kernel": "flashinfer", "block": 16, "sparsity": 0.5}
+    assert_equals_reference(OfCuda, options, make_workload(150, dtype="bfloat16", **fields))
+
+
+def test_blocks_that_flashinfer_cannot_compute_are_refused() -> None:
+    w, of_flashinfer = make_workload(64, dtype="bfloat16"), {"kernel": "flashinfer"}
+    assert build_attention(OfCuda, of_flashinfer, w).facts()["library"] == "flashinfer-python 0.7.2"
+    with pytest.raises(UserError, match="kernel=flashinfer plans before the passes, not in each"):
+        build_attention("block-sparse-adaptive", of_flashinfer, w)
+    for fields, words in (
+        ({"mode": "train"}, "a forward in 16 bits on CUDA"),
+        ({"dtype": "float32"}, "a forward in 16 bits on CUDA"),
+        ({"sink": True}, "kernel=flashinfer has no sinks"),
+        ({"mask": "prefix:9"}, "it needs a block layout: one rank, no mask but causal"),
+    ):
+        with pytest.raises(UnsupportedError, match=words):
+            build_attention(
+                OfCuda, of_flashinfer, make_workload(64, **{"dtype": "bfloat16"} | fields)
+            )
