@@ -69,7 +69,7 @@ def models_document(shapes: Sequence[ModelShape]) -> Document:
     explanation = (
         "Head dim: of q and k / of v. Layers: kinds, with the tokens that each sees; figures with "
         "commas are of these kinds. Parameters: matrices and embeddings by formula, without norms "
-        "and biases."
+        "and biases; the published number of hybrids and Gemma 4."
     )
     table = Section("", tables=[build_table("", columns, shapes)])
     return Document("models", "", [], [table, Section("", [explanation], points=notes)])

@@ -90,10 +90,13 @@ def read_config(path: Path) -> ModelShape:
 
 @cache
 def _built_in() -> dict[str, ModelShape]:
-    return {
-        name: parse_config(e["config"], name, e["source"]).model_copy(update={"page": e["page"]})
-        for name, e in load_table("models.yaml").items()
-    }
+    models = {}
+    for name, entry in load_table("models.yaml").items():
+        more = {"page": entry["page"]}
+        if "parameters" in entry:
+            more |= {"parameters": entry["parameters"], "parameters_reason": None}
+        models[name] = parse_config(entry["config"], name, entry["source"]).model_copy(update=more)
+    return models
 
 
 @cache

@@ -108,8 +108,9 @@ def describe_unknown(config: Mapping[str, Any], kinds: Sequence[LayerKind]) -> I
     for one in kinds:
         if one.kind not in _KEYS["kinds"]:
             yield f"layers of kind {quote(one.kind)} ({one.layers}) are not known here"
+    holds = {"kv_lora_rank": has_latent(config), "index_topk": TOP_K in {one.kind for one in kinds}}
     for key, note in _KEYS["notes"].items():
-        if config.get(key) and (key != "kv_lora_rank" or has_latent(config)):
+        if config.get(key) and holds.get(key, True):
             yield note.format(config[key])
     if config["_unread"]:
         yield f"keys that sound like attention and are not read: {', '.join(config['_unread'])}"
@@ -227,6 +228,8 @@ def _listed_kinds(config: Mapping[str, Any]) -> list[str]:
         layers = count(config, "num_hidden_layers", len(listed))
         if rule.get("repeats"):
             listed = [listed[i % len(listed)] for i in range(layers)]
+        if len(listed) - layers == config.get("num_nextn_predict_layers"):
+            listed = listed[:layers]  # it has those that predict several tokens, too
         name = config["_names"].get("num_hidden_layers", "")
         _check_equal({name: layers, f"length of {key}": len(listed)})
         kinds = rule.get("kinds", known)

@@ -69,6 +69,11 @@ FILES: dict[str, tuple[dict[str, Any], tuple[int, int, int, int], str]] = {
             layer_types=FIVE_TO_ONE, model_type="gemma4_text")},
         (16, 2, 512, 512),
         "5 full, 25 sliding 1k"),
+    "deepseek-v4-flash, with a layer that predicts": (
+        standard(64, 4096, 6, num_key_value_heads=1, head_dim=512, sliding_window=128,
+                 compress_ratios=[0, 0, 4, 128, 4, 128, 0], num_nextn_predict_layers=1,
+                 index_topk=512, model_type="deepseek_v4"),
+        (64, 1, 512, 512), "2 sliding 128, 4 compressed"),
     "gemma 4, keys apart from values": (
         {"model_type": "gemma4", "text_config": standard(
             8, 2560, 30, num_key_value_heads=2, head_dim=256, sliding_window=512,
@@ -259,7 +264,7 @@ def test_defaults_of_model_types_are_those_of_transformers() -> None:
     sizes = standard(32, 4096, 48, sliding_window=64)
     compared = 0
     types = load_table("model_types.yaml")
-    for model_type in types.keys() & set(mapping) - {"mamba2", "xlstm"}:
+    for model_type in types.keys() & set(mapping) - {"mamba2", "xlstm", "deepseek_v4"}:
         # transformers 4.53 has a list for each of its 35 layers, and takes no other number
         own_sizes = sizes | ({"num_hidden_layers": 35} if "gemma3n" in model_type else {})
         if "index_topk" in types[model_type].get("defaults", {}):
@@ -326,6 +331,7 @@ def test_a_switch_overrules_other_keys(changes: Any, shape: tuple[int, ...]) -> 
      ({"sliding_window": 9, "max_window_layers": "all"},
       r"a key of its attention has a value of a wrong type \(TypeError"),
      ({"layer_types": ["mamba"] * 28}, r"no layer with attention that is known here \(28 linear\)"),
+     ({"compress_ratios": [4, 128] * 14}, r"attention that is known here \(28 compressed\)"),
      ({"layer_types": ["hybrid"] * 28}, r"attention that is known here \(28 hybrid\)")],
 )  # fmt: skip
 def test_values_that_contradict_each_other_are_refused(changes: Any, message: str) -> None:

@@ -34,6 +34,13 @@ PUBLISHED_PARAMETERS = {
     "gpt-oss-20b": 20_914_757_184, "gpt-oss-120b": 116_829_156_672,
 }  # fmt: skip
 
+# counted by hand from the configs of models whose numbers are in the data file
+BY_HAND = {
+    "qwen3-next-80b-a3b": 79_674_081_280, "qwen3.5-397b-a17b": 396_345_589_760,
+    "kimi-linear-48b": 49_122_459_648, "gemma-4-26b-a4b": 25_232_441_344,
+    "gemma-4-31b": 30_696_013_824,
+}  # fmt: skip
+
 LLAMA = {
     "model_type": "llama", "hidden_size": 512, "num_attention_heads": 8, "num_hidden_layers": 4,
     "num_key_value_heads": 2, "intermediate_size": 1024, "vocab_size": 1000,
@@ -53,14 +60,8 @@ def parse(**changes: Any) -> ModelShape:
 def test_built_in_models_have_the_published_number_of_parameters() -> None:
     models = {model.name: model for model in built_in_models()}
     counted = {name: one.parameters for name, one in models.items() if one.parameters}
-    assert {name: models[name].parameters_reason for name in models.keys() - counted.keys()} == {
-        name: f"the formula for weights is not known for model_type {model_type}"
-        for name, model_type in {
-            "qwen3-next-80b-a3b": "qwen3_next", "qwen3.5-397b-a17b": "qwen3_5_moe_text",
-            "gemma-4-26b-a4b": "gemma4_text", "gemma-4-31b": "gemma4_text",
-            "kimi-linear-48b": "kimi_linear",
-        }.items()
-    }  # fmt: skip
+    assert {one.parameters_reason for one in models.values()} == {None}
+    assert {name: counted.pop(name) for name in BY_HAND} == pytest.approx(BY_HAND, rel=2e-3)
     assert counted.keys() == PUBLISHED_PARAMETERS.keys()
     assert counted == pytest.approx(PUBLISHED_PARAMETERS, rel=4e-4)
     assert all(counted[name] < number for name, number in PUBLISHED_PARAMETERS.items())
