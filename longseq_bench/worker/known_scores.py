@@ -345,7 +345,7 @@ class KnownScores(SpecialInputs):
         if name == "dv":
             x = heads * self._x.to(w)
             return w[:, None] * x, x.max() * _size(square_w, of_w)
-        u = heads / math.sqrt(self.workload.head_dim) * self._u.to(t)
+        u = heads * self.workload.scale * self._u.to(t)
         a, length = self._a(positions)[:, 0], float(self._x.norm())
         # a single a may be 0
         size = a.abs().clamp_min(length) * _size(square_t, of_t)
@@ -359,7 +359,7 @@ class KnownScores(SpecialInputs):
         of_one, (c, a_c) = (sums := low * plain + high * rare)[:, :2], sums[:, 2:].chunk(2, 1)
         if self._is_capped:  # the column of ones
             c, a_c = torch.cat([c, of_one[:, :1]], 1), torch.cat([a_c, of_one[:, 1:]], 1)
-        w = self._weights(queries) / math.sqrt(self.workload.head_dim)
+        w = self._weights(queries) * self.workload.scale
         rows = (w[:, None] / total) * (a_c - sum_a / total * c)
         # errors of the output are a part of those of dq
         of_out = float(self._x.norm()) * w.abs() * self.expected("out", queries)[1]
