@@ -87,6 +87,9 @@ class Attention(ABC):
     takes_kv_dtype: ClassVar[bool] = False
     """True if a cache may be Quantised (kernels/quantised.py)."""
 
+    sends_itself: ClassVar[bool] = False
+    """True if other code than this package's sends between ranks, past `group`."""
+
     chooses_layout: ClassVar[bool] = False
     """True if each call chooses from q and k which keys a query sees."""
 
@@ -155,7 +158,7 @@ class Attention(ABC):
     @property
     def counts_traffic(self) -> bool:
         """True if all it sends goes through `group`: bytes are counted, and halves switched off."""
-        return True
+        return self.group.size == 1 or not self.sends_itself
 
     @property
     def torch_dtype(self) -> torch.dtype:

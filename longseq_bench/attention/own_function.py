@@ -124,7 +124,7 @@ def _make_class(own: OwnFile) -> type[Attention]:
 class OwnAttention(Attention):
     """Exact attention by a function of the user."""
 
-    takes_decode = takes_latent = True
+    takes_decode = takes_latent = sends_itself = True
     takes_scores = ("soft_cap",)  # or the reason names the missing parameter
 
     own: ClassVar[OwnFunction]
@@ -144,12 +144,6 @@ class OwnAttention(Attention):
         if GROUP in values:
             values[GROUP] = group.data
         self._options, self._arguments = options, values | options
-
-    @property
-    @override
-    def counts_traffic(self) -> bool:
-        """False over several ranks: the function sends by itself, so no byte of it is counted."""
-        return self.group.size == 1
 
     @override
     def prepare(self, device: str) -> None:

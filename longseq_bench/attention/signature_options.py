@@ -3,7 +3,8 @@
 An option is a keyword-only parameter, `chunk: Annotated[int, "tokens per step"] = 1024`; its name,
 type, default and help come from this declaration. The minimum of a whole number is 1, or the number
 in the annotation: `seed: Annotated[int, "of the draw", 0] = 0`. `Replaces` in it names an
-option that has no meaning beside this one.
+option that has no meaning beside this one. A class may take those of another one, `options_of`,
+without those in `left_out`.
 """
 
 import inspect
@@ -16,6 +17,9 @@ from longseq_bench.core.options import OptionKind, OptionSpec, Replaces
 
 def specs_of(make: Callable[..., Any]) -> tuple[OptionSpec, ...]:
     """Return the options of a class or function: its keyword-only parameters, in order."""
+    if inner := getattr(make, "options_of", None):
+        left_out = getattr(make, "left_out", ())
+        return tuple(spec for spec in specs_of(inner) if spec.name not in left_out)
     target = make.__init__ if inspect.isclass(make) else make
     hints = get_type_hints(target, include_extras=True)
     return tuple(

@@ -70,6 +70,7 @@ class External(Attention):
     """The dtypes that it computes; empty for all."""
 
     takes_masks = True  # those of `mask_kinds`; the constructor refuses the others
+    sends_itself = True
 
     def __init__(self, workload: Workload, group: Group) -> None:
         """Refuse what the library does not compute. Ranks have equally many tokens."""
@@ -89,12 +90,6 @@ class External(Attention):
     @override
     def unavailable_reason(cls, device: str) -> str | None:
         return cls.library.unavailable_reason(device)
-
-    @property
-    @override
-    def counts_traffic(self) -> bool:
-        # libraries send by themselves, past our group
-        return self.group.size == 1
 
     def prepare(self, device: str) -> None:
         """Import the library. Raises UnsupportedError if that fails, and in a prediction."""

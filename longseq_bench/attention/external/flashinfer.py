@@ -151,17 +151,8 @@ class FlashInferBlocks:
         sizes = torch.from_numpy(layout.block_sizes).to(q.device, torch.int32).expand(B * Hk, -1)
         workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=q.device)
         wrapper = self._module.VariableBlockSparseAttentionWrapper(workspace)
-        wrapper.plan(
-            block_mask_map=torch.from_numpy(kept).to(q.device).expand(Hk, -1, -1).repeat(B, 1, 1),
-            block_row_sz=sizes,
-            block_col_sz=sizes,
-            num_qo_heads=B * Hq,
-            num_kv_heads=B * Hk,
-            head_dim=D,
-            causal=layout.causal,
-            logits_soft_cap=self._scores.soft_cap,
-            sm_scale=self._scores.scale_for(D),
-            q_data_type=q.dtype,
-            kv_data_type=k.dtype,
-        )
+        blocks = torch.from_numpy(kept).to(q.device).expand(Hk, -1, -1).repeat(B, 1, 1)
+        scores = {"logits_soft_cap": self._scores.soft_cap, "sm_scale": self._scores.scale_for(D)}
+        shape = B * Hq, B * Hk, D, layout.causal
+        wrapper.plan(blocks, sizes, sizes, *shape, q_data_type=q.dtype, **scores)
         return wrapper

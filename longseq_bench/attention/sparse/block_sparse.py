@@ -362,23 +362,10 @@ class BlockSparseMultihead(ProjectedAttention):
 
     summary = "block-sparse with linear projections of q, k, v and the output"
     takes_sinks = True
+    options_of, left_out = BlockSparse, ("placement", "ranks_per_node")
 
-    def __init__(
-        self,
-        workload: Workload,
-        group: Group,
-        *,
-        pattern: PatternOption = "local-window",
-        sparsity: SparsityOption = 0.9,
-        block: BlockOption = 128,
-        globals: GlobalsOption = None,
-        window: WindowOption = None,
-        seed: SeedOption = 0,
-        kernel: SparseKernelOption = "auto",
-    ) -> None:
+    def __init__(self, workload: Workload, group: Group, **options: Any) -> None:
         super().__init__(workload, group)
-        options: dict[str, Any] = {"pattern": pattern, "sparsity": sparsity, "block": block}
-        options |= {"globals": globals, "window": window, "seed": seed, "kernel": kernel}
         self.inner = BlockSparse(workload, group, **options)
 
     @classmethod

@@ -62,6 +62,7 @@ class PackageKernel(ExactKernel):
     def _forward(
         self, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, keep_lse: bool
     ) -> tuple[Tensor, Tensor]:
+        self._check_offsets([q, k, v], q.numel())
         if q.is_meta:
             return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
         given = {"causal": causal} | self.forward_options | self._of_scores(q)
@@ -71,7 +72,8 @@ class PackageKernel(ExactKernel):
 
     @override
     def _backward(self, queries: Queries, keys: Pair, causal: bool, mask: Tensor | None) -> Triple:
-        (_, q, _, _), (k, v) = queries, keys
+        (grad_out, q, out, _), (k, v) = queries, keys
+        self._check_offsets([q, k, v, out, grad_out], max(sum_elements(q), sum_elements(k)))
         if not q.is_meta:
             return self._call_backward(queries, keys, causal)
         gradients = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
@@ -84,6 +86,12 @@ class PackageKernel(ExactKernel):
     @abstractmethod
     def _call_backward(self, queries: Queries, keys: Pair, causal: bool) -> Triple:
         """Return the gradients; all tensors are (B, H, N, D) here."""
+
+    def _check_offsets(self, tensors: list[Tensor], elements: int) -> None:
+        """Raise KernelLimitError for tensors that are too large for the package.
+
+        elements: the size of the largest tensor that the package allocates.
+        """
 
     def _of_scores(self, q: Tensor) -> dict[str, float]:
         scale, cap = self.use.scores.scale_for(q.shape[3]), self.use.scores.soft_cap
@@ -171,20 +179,6 @@ class FlashAttn4(PackageKernel):
         return super().auto_reason(use) or index_reason(elements)
 
     @override
-    def _forward(
-        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, keep_lse: bool
-    ) -> tuple[Tensor, Tensor]:
-        self._check_offsets([q, k, v], q.numel())
-        return super()._forward(q, k, v, causal, mask, keep_lse)
-
-    @override
-    def _backward(self, queries: Queries, keys: Pair, causal: bool, mask: Tensor | None) -> Triple:
-        (grad_out, q, out, _), (k, v) = queries, keys
-        largest = max(sum_elements(q), sum_elements(k))
-        self._check_offsets([q, k, v, out, grad_out], largest)
-        return super()._backward(queries, keys, causal, mask)
-
-    @override
     def _call_backward(self, queries: Queries, keys: Pair, causal: bool) -> Triple:
         (grad_out, q, out, lse), (k, v) = queries, keys
         tensors = transpose(q=q, k=k, v=v, out=out, dout=grad_out)
@@ -193,13 +187,10 @@ class FlashAttn4(PackageKernel):
         )
         return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
 
+    @override
     def _check_offsets(self, tensors: list[Tensor], elements: int) -> None:
-        """Raise KernelLimitError if a tensor has an element that 32 bits can't index.
-
-        Kernels in CuTe have read other memory beyond it, at 2M tokens of 8 heads of 128 (MSLK#303,
-        flash-attention#2611). A view counts with the memory between its elements.
-        elements: the size of the largest tensor that the package allocates.
-        """
+        # beyond 32 bits kernels in CuTe have read other memory, at 2M tokens of 8 heads of 128
+        # (MSLK#303, flash-attention#2611); a view counts with the memory between its elements
         spans = (zip(t.shape, t.stride(), strict=True) for t in tensors)
         largest = max(elements, *(1 + sum((n - 1) * s for n, s in span) for span in spans))
         if reason := index_reason(largest):

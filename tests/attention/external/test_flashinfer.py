@@ -79,12 +79,12 @@ class VariableBlockSparseAttentionWrapper:
     def plan(
         self, block_mask_map: Tensor, block_row_sz: Tensor, block_col_sz: Tensor, num_qo_heads: int,
         num_kv_heads: int, head_dim: int, causal: bool = False, *, logits_soft_cap: float | None,
-        sm_scale: float | None, q_data_type: Any, kv_data_type: Any,
+        sm_scale: float | None, q_data_type: Any, kv_data_type: Any = None,
     ) -> None:  # fmt: skip
         assert block_mask_map.dtype == torch.bool
         assert block_row_sz.dtype == block_col_sz.dtype == torch.int32
         assert len(block_mask_map) == len(block_row_sz) == len(block_col_sz) == num_kv_heads
-        assert (sm_scale, q_data_type, kv_data_type) == (head_dim**-0.5, *[torch.bfloat16] * 2)
+        assert (sm_scale, q_data_type, kv_data_type) == (head_dim**-0.5, torch.bfloat16, None)
         self.kept, self.sizes = block_mask_map, (block_row_sz.tolist(), block_col_sz.tolist())
         self.heads, self.causal, self.cap = (num_qo_heads, num_kv_heads), causal, logits_soft_cap
 
