@@ -167,7 +167,7 @@ class RunProgress(Watcher):
         self._finished, self._running, self._doing = 0, "", "starting"
         self._workers = dict[int, Watcher]()
         self._spoke, self._ended = Event(), False
-        to_go = [TextColumn("to go"), TimeRemainingColumn()] if self._total else []
+        to_go = [TextColumn("{task.fields[left]}"), TimeRemainingColumn()] if self._total else []
         width = Column(ratio=1, no_wrap=True, overflow="ellipsis")
         self.live = Progress(
             SpinnerColumn(),
@@ -181,7 +181,7 @@ class RunProgress(Watcher):
             transient=True,
             disable=console.quiet or not console.is_terminal,
         )
-        self._task = self.live.add_task("starting", total=self._total or None)
+        self._task = self.live.add_task("starting", total=self._total or None, left="to go")
 
     def __enter__(self) -> Self:
         self.console.print(plain(self._heading))
@@ -226,6 +226,7 @@ class RunProgress(Watcher):
     def of_worker(self, number: int) -> Watcher:
         """Return the observer of a worker, which has a live line of its own."""
         if number not in self._workers:
+            self.live.update(self._task, description="all workers")
             self._workers[number] = _WorkerLine(self, number)
         return self._workers[number]
 
@@ -254,7 +255,7 @@ class _WorkerLine(Watcher):
 
     def __init__(self, run: RunProgress, number: int) -> None:
         self._run, self._running = run, ""
-        self._task = run.live.add_task(f"worker {number}", total=None)
+        self._task = run.live.add_task(f"worker {number}", total=None, left="")
 
     def starts(self, step: Step) -> None:
         """Show the trial on the live line."""
