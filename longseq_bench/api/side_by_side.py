@@ -54,7 +54,8 @@ class Run:
 
 def cpu_workers(workers: int | str | None, device: Device) -> int:
     """Return how many trials share the memory of the host: auto is one on a CPU."""
-    return int(workers or 1) if device == "cpu" and str(workers or 1).isdigit() else 1
+    text = str(workers)
+    return max(1, int(text)) if device == "cpu" and text.isdecimal() else 1
 
 
 def choose_workers(
