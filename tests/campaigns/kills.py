@@ -147,7 +147,7 @@ def run_struck(number: int, seed: int, workers: int, temporary: Path) -> Iterato
             yield kill
     code, text = end_of(sweep), sweep.said.read_text()
     print(f"  exit code {code}", flush=True)
-    is_early = _was_interrupted_in_python_s_start(kills, text)
+    is_early = _was_interrupted_in_python_s_start(kills, text) or _killed_at_a_worker_s_start(text)
     if code is None:
         yield f"it did not end within {DEADLINE_S:.0f} s: {text[-300:]}"
     elif code not in _codes(kills) and not is_early and (code, text) != (-signal.SIGINT, ""):
@@ -205,6 +205,11 @@ def _was_interrupted_in_python_s_start(kills: Sequence[Kill], said: str) -> bool
     is_python_s = "<frozen site>" in said or "<frozen runpy>" in said
     is_struck = any(k.target == "parent" and k.signal == signal.SIGINT for k in kills)
     return is_python_s and "longseq_bench/" not in said and is_struck
+
+
+def _killed_at_a_worker_s_start(said: str) -> bool:
+    """Return True if multiprocessing itself says that a parent died while it started a process."""
+    return "in spawn_main" in said and "EOFError: Ran out of input" in said
 
 
 def _codes(kills: Sequence[Kill]) -> set[int]:
