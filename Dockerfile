@@ -1,6 +1,6 @@
 # CPU and CUDA: docker build -t longseq . && docker run --rm --gpus all -v "$PWD:/data" longseq doctor
 # A smaller image, for CPUs alone: docker build --build-arg TORCH="torch --index-url https://download.pytorch.org/whl/cpu" -t longseq .
-ARG BASE=debian:trixie-slim
+ARG BASE=debian:bookworm-slim
 FROM $BASE
 
 # g++ and Python.h: for the kernels that are compiled at their first use, and for Triton
