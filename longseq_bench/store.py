@@ -144,7 +144,7 @@ class Store:
         self.path = self.folder / RECORDS
         self._fd = -1
         try:
-            _make_folder(self.folder)
+            self.folder.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
             _lock(self._fd, self.folder)
             _sync_folder(self.folder)
@@ -305,19 +305,8 @@ def _name_differences(here: Environment, other: Environment) -> str:
     return ", ".join(names[:3] + ["…"] * (len(names) > 3))
 
 
-# ---- files: a new name is safe from power loss only after an fsync of its folder ---------------
-
-
-def _make_folder(folder: Path) -> None:
-    """Create a folder and its missing parents; their names are on disk when this returns."""
-    missing = [one for one in (folder, *folder.parents) if not one.is_dir()]
-    folder.mkdir(parents=True, exist_ok=True)
-    for one in missing:
-        with suppress(PermissionError):  # one may create in a folder that one may not read
-            _sync_folder(one.parent)
-
-
 def _sync_folder(folder: Path) -> None:
+    """Make the names of new files in a folder safe from power loss."""
     fd = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(fd)

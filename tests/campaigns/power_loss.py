@@ -56,10 +56,10 @@ class WriteLog:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        names = ("open", "close", "mkdir", "write", "ftruncate", "fsync")
+        names = ("open", "close", "write", "ftruncate", "fsync")
         real: dict[str, Any] = {name: getattr(os, name) for name in names}
         wrapped: dict[str, Callable[..., Any]] = {
-            "open": self._open, "close": self._close, "mkdir": self._mkdir, "write": self._write,
+            "open": self._open, "close": self._close, "write": self._write,
             "ftruncate": self._truncate, "fsync": self._sync,
         }  # fmt: skip
         self._real = real
@@ -83,11 +83,6 @@ class WriteLog:
     def _close(self, fd: int) -> None:
         self._paths.pop(fd, None)
         self._real["close"](fd)
-
-    def _mkdir(self, path: Any, *more: Any, **named: Any) -> None:
-        self._real["mkdir"](path, *more, **named)
-        if (name := self._name(path)) is not None:
-            self.ops.append(Op("make", name + "/"))
 
     def _write(self, fd: int, data: bytes) -> int:
         name = self._paths.get(fd)
@@ -117,13 +112,12 @@ class WriteLog:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A log, its folder, and the records in the order of their appends.
+    """A log, and the records in the order of their appends.
 
     first: number of records that were on disk before.
     """
 
     log: WriteLog
-    folder: str
     records: list[Record]
     first: int
 
@@ -134,10 +128,10 @@ def make_scenarios(rng: random.Random, root: Path) -> list[Scenario]:
     lines = [write_line(record) for record in records]
     torn = lines[1][: rng.randrange(1, len(lines[1]) - 1)]
     return [
-        _run(root / "new", "results/first", {}, records, 0, rng),
-        _run(root / "torn", "", {RECORDS: lines[0] + torn}, records, 1, rng),
-        _run(root / "no-end", "", {RECORDS: lines[0] + lines[1][:-1]}, records, 2, rng),
-        _run(root / "full", "", {RECORDS: lines[0]}, records, 1, rng, full=True),
+        _run(root / "new", {}, records, 0, rng),
+        _run(root / "torn", {RECORDS: lines[0] + torn}, records, 1, rng),
+        _run(root / "no-end", {RECORDS: lines[0] + lines[1][:-1]}, records, 2, rng),
+        _run(root / "full", {RECORDS: lines[0]}, records, 1, rng, full=True),
     ]
 
 
@@ -148,7 +142,7 @@ def _record(rng: random.Random, index: int) -> Record:
 
 
 def _run(
-    root: Path, folder: str, before: dict[str, bytes], records: list[Record], first: int,
+    root: Path, before: dict[str, bytes], records: list[Record], first: int,
     rng: random.Random, full: bool = False,
 ) -> Scenario:  # fmt: skip
     root.mkdir()
@@ -158,13 +152,13 @@ def _run(
     middle = rng.randrange(first + 1, len(records))
     with log.recording():
         for some in (records[first:middle], records[middle:]):
-            with Store(root / folder) as store:
+            with Store(root) as store:
                 for record in some:
                     if full and record is some[0]:
                         _fill_disk(log, store, record, rng)
                     store.append(record)
                     log.ops.append(Op("saved"))
-    return Scenario(log, folder, records, first)
+    return Scenario(log, records, first)
 
 
 def _fill_disk(log: WriteLog, store: Store, record: Record, rng: random.Random) -> None:
@@ -185,13 +179,11 @@ def make_disk(
     missing: list[str] = []
     for at, op in enumerate(ops):
         parent = str(Path(op.path).parent)
-        if any(f"{op.path}/".startswith(gone) for gone in missing):
+        if op.path in missing:
             continue
         if op.kind == "make":
             if synced.get(parent, -1) < at and rng.choice(fates) != "all":
-                missing.append(op.path.rstrip("/") + "/")
-            elif op.path.endswith("/"):
-                (place / op.path).mkdir(parents=True)
+                missing.append(op.path)
             else:
                 files[op.path] = bytearray()
         elif op.kind in ("write", "truncate"):
@@ -220,12 +212,12 @@ def _apply(data: bytearray, op: Op, fate: str, rng: random.Random) -> None:
 def check_disk(scenario: Scenario, length: int, place: Path) -> str | None:
     """Open the store on such a disk, and append to it. Return what is wrong."""
     saved = scenario.first + sum(op.kind == "saved" for op in scenario.log.ops[:length])
-    folder, wanted, extra = place / scenario.folder, scenario.records, make.record()
+    wanted, extra = scenario.records, make.record()
     try:
-        with Store(folder) as store:
+        with Store(place) as store:
             found = list(store.records)
             store.append(extra)
-        after = load(folder).records
+        after = load(place).records
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     if found[:saved] != wanted[:saved]:
