@@ -13,7 +13,6 @@ import os
 import platform
 import re
 import shutil
-import stat
 import subprocess
 import sys
 import tempfile
@@ -60,9 +59,9 @@ def library(source: Path) -> ctypes.CDLL:
 
 
 def cache_folder() -> Path:
-    """Return the folder of compiled files: the user's cache, or else a private temporary folder.
+    """Return the folder of compiled files: the user's cache, else a temporary folder that stays.
 
-    Raises OSError if the temporary folder belongs to another user.
+    Raises OSError if that can't be made, or belongs to another user, who could write to it.
     """
     root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     try:
@@ -71,21 +70,11 @@ def cache_folder() -> Path:
         with tempfile.TemporaryFile(dir=folder):
             return folder
     except (OSError, RuntimeError):
-        return private_folder()
-
-
-def private_folder() -> Path:
-    """Return a temporary folder of this user, which stays and which nobody else can write.
-
-    Raises OSError if it can't be made, or belongs to another user.
-    """
-    folder = Path(tempfile.gettempdir()) / f"longseq-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    status = folder.lstat()
-    is_private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o022
-    if status.st_uid != os.getuid() or not is_private:
-        raise PermissionError(f"{folder} belongs to another user")
-    return folder
+        folder = Path(tempfile.gettempdir()) / f"longseq-{os.getuid()}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if folder.lstat().st_uid != os.getuid():
+            raise PermissionError(f"{folder} belongs to another user") from None
+        return folder
 
 
 def _compiler() -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """The compiled library: its place, when it is built again, and the reason if it cannot be built."""
 
+import os
 import shutil
 import stat
 from pathlib import Path
@@ -82,6 +83,10 @@ def test_a_cache_that_cannot_be_written_is_replaced_by_a_private_one(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert stat.S_IMODE(cpp_build.cache_folder().stat().st_mode) == 0o700
+    (tmp_path / "longseq-12345").mkdir()
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    with pytest.raises(PermissionError, match="belongs to another user"):
+        cpp_build.cache_folder()
 
 
 @needs_compiler
