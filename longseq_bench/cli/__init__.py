@@ -95,11 +95,6 @@ def run(arguments: Sequence[str]) -> int:
         if not error.filename:
             raise
         return _refuse(f"{error.filename} can't be used: {error.strerror}")
-    except Exception as error:
-        # pydantic's answer to whatever is raised while a model is defined
-        if type(error).__name__ == "SchemaError" and "KeyboardInterrupt" in str(error):
-            return _report_interrupt()
-        raise
 
 
 def _check_no_empty(arguments: Sequence[str]) -> None:
