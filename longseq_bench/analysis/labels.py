@@ -118,8 +118,6 @@ def _speed(row: SweepRow, times: Mapping[int, float]) -> float | None:
 
 def option_text(value: OptionValue) -> str:
     """Return the value of an option as it is written in configs."""
-    if type(value) is int:  # the most frequent type; JSON gives plain integers
-        return str(value)
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     return value if isinstance(value, str) else json.dumps(value)

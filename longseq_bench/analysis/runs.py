@@ -39,20 +39,16 @@ class Runs:
     def __init__(self, records: Iterable[Record]) -> None:
         self.records = sorted(records, key=attrgetter("started_at", "trial.round"))
         self._by_run: dict[str, list[dict[int, Samples]]] = {}
-        self._unmeasured: list[ByRank] = [{}] * len(self.records)
         for i, record in enumerate(self.records):
             for one in record.outcome.measurements:
-                if one.name not in self._by_run:
-                    self._by_run[one.name] = [{} for _ in self.records]
-                of_rank = self._by_run[one.name][i]
-                earlier = of_rank.get(one.rank)
-                of_rank[one.rank] = (*earlier, *one.samples) if earlier else one.samples
+                of_rank = self._by_run.setdefault(one.name, [{} for _ in self.records])[i]
+                of_rank[one.rank] = (*of_rank.get(one.rank, ()), *one.samples)
         self.measured = self._by_run.keys()
         self._world_size = self.records[0].trial.world_size if self.records else 1
 
     def by_run(self, name: str) -> Sequence[ByRank]:
         """Return the samples of each run."""
-        return self._by_run.get(name, self._unmeasured)
+        return self._by_run.get(name) or [{}] * len(self.records)
 
     def iterations(self, name: str) -> Samples:
         """Return one sample per iteration, of the slowest rank."""
@@ -115,8 +111,7 @@ def slowest(ranks: ByRank, world_size: int) -> Samples:
     """Return the largest sample over ranks of each iteration that every rank finished."""
     if not ranks or len(ranks) < world_size:
         return ()
-    first, *others = ranks.values()
-    return list(map(max, first, *others)) if others else first
+    return list(map(max, zip(*ranks.values(), strict=False)))
 
 
 def find_check_limits(records: Iterable[Record]) -> str | None:

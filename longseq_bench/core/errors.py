@@ -29,9 +29,7 @@ def escape_surrogates(text: str) -> str:
 
 def keep_lines(text: str) -> str:
     """Return the text with its lines and tabs, without other control and direction characters."""
-    if "\r" in text:
-        text = _LINE_END.sub("\n", text)
-    return _CONTROL.sub("", _ESCAPE_SEQUENCE.sub("", text)) if _CONTROL.search(text) else text
+    return _CONTROL.sub("", _ESCAPE_SEQUENCE.sub("", _LINE_END.sub("\n", text)))
 
 
 def quote(value: Any) -> str:

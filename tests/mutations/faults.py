@@ -260,7 +260,7 @@ _ANALYSIS = (
           'timed = runs if status == "ok" else Runs([])', "timed = runs",
           ("tests/analysis/test_rows.py",)),
     Fault("fastest-rank", "analysis", "analysis/runs.py",
-          "map(max, first, *others)", "map(min, first, *others)",
+          "map(max, zip(", "map(min, zip(",
           ("tests/analysis/test_rows.py",)),
     Fault("failure-below", "analysis", "analysis/searches.py",
           "min((n for n in by_length if n > longest), default=None)",

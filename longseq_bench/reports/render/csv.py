@@ -9,7 +9,6 @@ import io
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 from operator import attrgetter
 from statistics import median
 from types import MappingProxyType
@@ -46,7 +45,6 @@ def format_table(table: Table) -> str:
     return file.getvalue()
 
 
-@lru_cache(1_000)  # rows are many, and most of their texts are equal
 def _text(text: str) -> str:
     """Return a text that is data in a spreadsheet: no formula, no control characters."""
     kept = keep_lines(text)
