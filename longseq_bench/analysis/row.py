@@ -1,7 +1,7 @@
 """Field declarations of typed rows, and the fields that every row has: trial, machine and memory.
 
-A row is a frozen dataclass whose fields are made with `declare`, each written once: heading, kind,
-help and merge rule. Tables, filters, JSON documents and data frames read them with `fields_of`.
+A row is a frozen dataclass whose fields are made with `declare`, or by the merge rule, each written
+once: heading, kind, help and rule. Tables, filters, JSON and data frames read them by `fields_of`.
 """
 
 import dataclasses
@@ -72,6 +72,16 @@ def declare(*arguments: Any, default: Any = None, **more: Any) -> Any:
     return dataclasses.field(default=default, metadata={"field": field})
 
 
+def same(*arguments: str) -> Any:
+    """Declare a field that is equal in all rounds and on all ranks."""
+    return declare(*arguments, merge="same")
+
+
+def largest(*arguments: str, **more: str) -> Any:
+    """Declare a field that is the largest over ranks and rounds."""
+    return declare(*arguments, merge="largest", **more)
+
+
 @cache
 def fields_of(row_type: type) -> dict[str, Field]:
     """Return the declarations of a row class by field name, in order of declaration."""
@@ -97,79 +107,58 @@ class Row:
     Units are SI: seconds, bytes, FLOP. None is a value that was not measured.
     """
 
-    implementation: str = declare("Implementation", "text", "Name of the implementation.", "same")
-    options: Mapping[str, OptionValue] = declare(
-        "Options", "options", "Options of the implementation by name.", "same"
+    implementation: str = same("Implementation", "text", "Name of the implementation.")
+    options: Mapping[str, OptionValue] = same(
+        "Options", "options", "Options of the implementation by name."
     )
-    world_size: int = declare("Ranks", "count", "Number of ranks.", "same")
-    device: Device = declare("Device", "text", "Device type of every rank.", "same")
-    dtype: DType = declare("Dtype", "text", "Element type of q, k and v.", "same")
-    mode: Mode = declare(
-        "Mode", "text", "forward, train (and backward), or decode (against a KV cache).", "same"
+    world_size: int = same("Ranks", "count", "Number of ranks.")
+    device: Device = same("Device", "text", "Device type of every rank.")
+    dtype: DType = same("Dtype", "text", "Element type of q, k and v.")
+    mode: Mode = same(
+        "Mode", "text", "forward, train (and backward), or decode (against a KV cache)."
     )
-    causal: bool = declare("Causal", "flag", "Whether the mask is causal.", "same")
-    mask: str = declare(
-        "Mask", "text", "Keys that a query sees: full, causal, sliding-window:4096, ...", "same"
+    causal: bool = same("Causal", "flag", "Whether the mask is causal.")
+    mask: str = same(
+        "Mask", "text", "Keys that a query sees: full, causal, sliding-window:4096, ..."
     )
-    soft_cap: float | None = declare(
-        "Soft cap", "count", "Bound c of scores z, c·tanh(z/c); none: no bound.", "same"
+    soft_cap: float | None = same(
+        "Soft cap", "count", "Bound c of scores z, c·tanh(z/c); none: no bound."
     )
-    batch: int = declare("Batch", "count", "Batch size.", "same")
-    heads: int = declare("Heads", "count", "Number of query heads.", "same")
-    kv_heads: int = declare("KV heads", "count", "Number of key and value heads.", "same")
-    head_dim: int = declare("Head dim", "count", "Dimension of one head of q and k.", "same")
-    v_head_dim: int = declare("V head dim", "count", "Dimension of one head of v.", "same")
-    model: str = declare(
-        "Model", "text", "Model of the shape, with what was changed; empty: no model.", "same"
+    batch: int = same("Batch", "count", "Batch size.")
+    heads: int = same("Heads", "count", "Number of query heads.")
+    kv_heads: int = same("KV heads", "count", "Number of key and value heads.")
+    head_dim: int = same("Head dim", "count", "Dimension of one head of q and k.")
+    v_head_dim: int = same("V head dim", "count", "Dimension of one head of v.")
+    model: str = same(
+        "Model", "text", "Model of the shape, with what was changed; empty: no model."
     )
-    layers: int = declare(
-        "Layers",
-        "count",
-        "Layers in a step of decoding: all with a cache, or 1.",
-        "same",
+    layers: int = same("Layers", "count", "Layers in a step of decoding: all with a cache, or 1.")
+    new_tokens: int = same(
+        "New tokens", "count", "Tokens that a step of decoding adds; 0 in other modes."
     )
-    new_tokens: int = declare(
-        "New tokens", "count", "Tokens that a step of decoding adds; 0 in other modes.", "same"
+    sink: bool = same("Sink", "flag", "Whether each query head has a learnable sink.")
+    latent: str | None = same(
+        "Latent", "text", "What MLA caches of a token, 512+64/192; none: keys and values."
     )
-    sink: bool = declare("Sink", "flag", "Whether each query head has a learnable sink.", "same")
-    latent: str | None = declare(
-        "Latent", "text", "What MLA caches of a token, 512+64/192; none: keys and values.", "same"
+    kv_dtype: str | None = same("KV dtype", "text", "That of a quantised cache, or none.")
+    memory_budget: int | None = same("Memory budget", "bytes", "Memory that one rank may allocate.")
+    time_budget: float | None = same("Time budget", "seconds", "Time that one pass may take.")
+    threads: int | None = same("Threads", "count", "CPU threads per rank; none: chosen by torch.")
+    fit_only: bool = same("Fit only", "flag", "Shortened loops: nothing was timed or checked.")
+    keep: Keep = same("Keep", "text", "What a pass preserves: all, inputs, or nothing (in place).")
+    allocator: Allocator = same(
+        "Allocator", "text", "Allocator mode: default, expandable (CUDA), fresh (CPU)."
     )
-    kv_dtype: str | None = declare(
-        "KV dtype", "text", "That of a quantised cache, or none.", "same"
+    timing: Timing = same("Timing", "text", "Timed passes: warm, cold (flushed caches), graph.")
+    source: str | None = same(
+        "File hash", "text", "Hash of the file of an own function; none for any other."
     )
-    memory_budget: int | None = declare(
-        "Memory budget", "bytes", "Memory that one rank may allocate.", "same"
+    requested_dense_kernel: str | None = same(
+        "Requested dense kernel", "text", "Asked for; none: that of the sparse one."
     )
-    time_budget: float | None = declare(
-        "Time budget", "seconds", "Time that one pass may take.", "same"
-    )
-    threads: int | None = declare(
-        "Threads", "count", "CPU threads per rank; none: chosen by torch.", "same"
-    )
-    fit_only: bool = declare(
-        "Fit only", "flag", "Shortened loops: nothing was timed or checked.", "same"
-    )
-    keep: Keep = declare(
-        "Keep", "text", "What a pass preserves: all, inputs, or nothing (in place).", "same"
-    )
-    allocator: Allocator = declare(
-        "Allocator", "text", "Allocator mode: default, expandable (CUDA), fresh (CPU).", "same"
-    )
-    timing: Timing = declare(
-        "Timing", "text", "Timed passes: warm, cold (flushed caches), graph.", "same"
-    )
-    source: str | None = declare(
-        "File hash", "text", "Hash of the file of an own function; none for any other.", "same"
-    )
-    requested_dense_kernel: str | None = declare(
-        "Requested dense kernel", "text", "Asked for; none: that of the sparse one.", "same"
-    )
-    peak_bytes: int | None = declare(
-        "Peak memory", "bytes", "Largest peak memory of any rank.", "largest"
-    )
-    tokens_per_rank: int | None = declare(
-        "Tokens per rank", "tokens", "Most on any rank.", "largest", measurement="own_tokens"
+    peak_bytes: int | None = largest("Peak memory", "bytes", "Largest peak memory of any rank.")
+    tokens_per_rank: int | None = largest(
+        "Tokens per rank", "tokens", "Most on any rank.", measurement="own_tokens"
     )
     rank_peaks: Sequence[int | None] | None = declare(
         "Peak of each rank", "bytes", "Peak memory of each rank.", "each rank"
@@ -177,25 +166,22 @@ class Row:
     imbalance: float | None = declare(
         "Imbalance", "ratio", "Largest peak divided by the smallest; none with one rank."
     )
-    alloc_retries: float | None = declare(
-        "Allocator retries", "count", "Times CUDA's allocator freed its cache.", "largest"
+    alloc_retries: float | None = largest(
+        "Allocator retries", "count", "Times CUDA's allocator freed its cache."
     )
-    outside_allocator_bytes: int | None = declare(
+    outside_allocator_bytes: int | None = largest(
         "Memory outside the allocator",
         "bytes",
         "CUDA memory of the fullest rank after the pass that torch's allocator does not hold: "
         "context, NCCL buffers, workspaces of libraries.",
-        "largest",
     )
-    density_achieved: float | None = declare(
-        "Achieved density", "share", "Kept share of visible blocks or pairs.", "largest"
+    density_achieved: float | None = largest(
+        "Achieved density", "share", "Kept share of visible blocks or pairs."
     )
-    fingerprint: str = declare(
-        "Fingerprint", "text", "Hash of the machine and its software.", "same"
-    )
-    host: str = declare("Host", "text", "Name of the machine.", "same")
-    workers: int | None = declare(
-        "Workers", "count", "Trials that ran side by side, each on devices of its own.", "same"
+    fingerprint: str = same("Fingerprint", "text", "Hash of the machine and its software.")
+    host: str = same("Host", "text", "Name of the machine.")
+    workers: int | None = same(
+        "Workers", "count", "Trials that ran side by side, each on devices of its own."
     )
     check_limits: str | None = declare(
         "Check", "text", "What the check left out, and a coarser dtype by which it judged."

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from longseq_bench.analysis.row import SAME_WORKLOAD, Row, declare
+from longseq_bench.analysis.row import SAME_WORKLOAD, Row, declare, largest, same
 from longseq_bench.core.model import Phase, Status
 
 
@@ -12,8 +12,8 @@ from longseq_bench.core.model import Phase, Status
 class SweepRow(Row):
     """One measured trial. Bounds (low, high) are 95 % intervals; None for a single sample."""
 
-    tokens: int = declare(
-        "Tokens", "tokens", "Sequence length of all ranks; in decode with the new tokens.", "same"
+    tokens: int = same(
+        "Tokens", "tokens", "Sequence length of all ranks; in decode with the new tokens."
     )
     status: Status = declare("Status", "text", "How the trial ended.", "worst")
     reason: str | None = declare("Reason", "text", "Reason of a failure.", "worst")
@@ -33,14 +33,14 @@ class SweepRow(Row):
     tokens_per_s: float | None = declare(
         "Tokens/s", "count", "Tokens of all ranks per second; in decode new tokens."
     )
-    flops: float | None = declare(
-        "FLOPs", "count", "FLOPs of the computed pairs and of a module's projections.", "largest"
+    flops: float | None = largest(
+        "FLOPs", "count", "FLOPs of the computed pairs and of a module's projections."
     )
-    max_error: float | None = declare(
-        "Max error", "error", "Largest error of any output against float64.", "largest"
+    max_error: float | None = largest(
+        "Max error", "error", "Largest error of any output against float64."
     )
-    density_asked: float | None = declare(
-        "Requested density", "share", "Density requested by the options.", "largest"
+    density_asked: float | None = largest(
+        "Requested density", "share", "Density requested by the options."
     )
     compute_time_s: float | None = declare(
         "Compute only", "seconds", "Time of a pass with communication switched off.", "median"
@@ -51,17 +51,15 @@ class SweepRow(Row):
     exposed_share: float | None = declare(
         "Exposed", "share", "Time that communication adds: 1 - compute time / time."
     )
-    bytes_sent: int | None = declare(
-        "Bytes sent per rank", "bytes", "Bytes counted in a pass; largest of any rank.", "largest"
+    bytes_sent: int | None = largest(
+        "Bytes sent per rank", "bytes", "Bytes counted in a pass; largest of any rank."
     )
-    bytes_formula: int | None = declare(
-        "By formula", "bytes", "Bytes sent in a pass by formula.", "largest"
+    bytes_formula: int | None = largest("By formula", "bytes", "Bytes sent in a pass by formula.")
+    wire_error: float | None = largest(
+        "Wire error", "error", "Change of the output caused by compressed transfers."
     )
-    wire_error: float | None = declare(
-        "Wire error", "error", "Change of the output caused by compressed transfers.", "largest"
-    )
-    quantisation_error: float | None = declare(
-        "Quantisation error", "error", "Error against the cache before quantisation.", "largest"
+    quantisation_error: float | None = largest(
+        "Quantisation error", "error", "Error against the cache before quantisation."
     )
     rank_times: Sequence[float | None] | None = declare(
         "Time of each rank", "seconds", "Median time of each rank.", "each rank"
@@ -69,17 +67,17 @@ class SweepRow(Row):
     speedup: float | None = declare("Speed-up", "ratio", "Time on one rank / the row's time.")
     efficiency: float | None = declare("Efficiency", "share", "Speed-up / number of ranks.")
     effective_flops: float | None = declare("Effective FLOP/s", "flop_rate", "FLOPs / Time.")
-    matmul_rate: float | None = declare(
-        "Matrix product rate", "flop_rate", "Highest measured FLOP/s, of all ranks.", "largest"
+    matmul_rate: float | None = largest(
+        "Matrix product rate", "flop_rate", "Highest measured FLOP/s, of all ranks."
     )
     share_of_peak: float | None = declare(
         "Share of peak", "share", "Effective FLOP/s divided by the rate of matrix products."
     )
-    bytes_to_read: int | None = declare(
-        "Cache to read", "bytes", "Keys and values of a step of decoding, of all ranks.", "largest"
+    bytes_to_read: int | None = largest(
+        "Cache to read", "bytes", "Keys and values of a step of decoding, of all ranks."
     )
-    copy_bandwidth: float | None = declare(
-        "Copy bandwidth", "byte_rate", "Highest of copies in memory, of all ranks.", "largest"
+    copy_bandwidth: float | None = largest(
+        "Copy bandwidth", "byte_rate", "Highest of copies in memory, of all ranks."
     )
     share_of_bandwidth: float | None = declare(
         "Share of bandwidth", "share", "Cache to read / Time / Copy bandwidth."
@@ -93,8 +91,8 @@ class SweepRow(Row):
     work_imbalance: float | None = declare(
         "Work imbalance", "ratio", "Visible pairs of the busiest rank / mean; none for one rank."
     )
-    uncovered: float | None = declare(
-        "Uncovered", "share", "Share of the (token, head) pairs without any key.", "largest"
+    uncovered: float | None = largest(
+        "Uncovered", "share", "Share of the (token, head) pairs without any key."
     )
     dense_time_s: float | None = declare(
         "Dense time", "seconds", "Time of exact attention by Dense kernel on the same inputs."
@@ -113,8 +111,8 @@ class SweepRow(Row):
     )
     share_low: float | None = declare("Share of ideal, low", "share", "Its lower bound.")
     share_high: float | None = declare("Share of ideal, high", "share", "Its upper bound.")
-    dense_flops: float | None = declare(
-        "Dense FLOPs", "count", "FLOPs of dense attention in the same module.", "largest"
+    dense_flops: float | None = largest(
+        "Dense FLOPs", "count", "FLOPs of dense attention in the same module."
     )
     dense_peak_bytes: int | None = declare(
         "Standard attention memory", "bytes", "Its peak with a full score matrix, on one device."
@@ -125,9 +123,7 @@ class SweepRow(Row):
     memory_reduction: float | None = declare(
         "Memory reduction", "ratio", "Standard attention memory / peak; one rank only."
     )
-    zero_rows: float | None = declare(
-        "Zero rows", "share", "Share of output rows that are zero.", "largest"
-    )
+    zero_rows: float | None = largest("Zero rows", "share", "Share of output rows that are zero.")
     bytes_unlike: Sequence[tuple[int, int, int]] | None = declare(
         "Miscounted", "list", "Ranks that differ: rank, bytes counted, by formula."
     )
