@@ -25,11 +25,11 @@ from longseq_bench.api.side_by_side import Run, choose_workers, cpu_workers
 from longseq_bench.api.workloads import accept
 from longseq_bench.config.loader import SourceFile, load_config, read_values
 from longseq_bench.config.trials import SweepConfig, make_sweep
-from longseq_bench.core.catalogue import Catalogue
+from longseq_bench.core.catalogue import Catalogue, DeviceInfo
 from longseq_bench.core.errors import ConfigError, UserError
 from longseq_bench.core.model import Trial
 from longseq_bench.core.settings import TRIAL, WORKLOAD
-from longseq_bench.core.units import parse_seconds
+from longseq_bench.core.units import MAX_RANKS, parse_seconds
 from longseq_bench.launchers.base import Launcher
 from longseq_bench.search import strategy
 from longseq_bench.search.cheapest_first import cheapest_first
@@ -141,6 +141,17 @@ def plan_sweep(
         with reporter.waiting("dry runs …"):
             estimate = estimate_sweep(loaded.trials, loaded.rounds, launcher.dry_run, rates)
     return loaded, heading, estimate
+
+
+def check_sweep(config: str | Path | None, reporter: Reporter, **given: Any) -> None:
+    """Raise UserError for a grid that no machine runs, as far as that shows without a GPU."""
+    parsed, shared = _parse(config, given, None, None), given.get("options", {})
+    with machine.open_launcher(reporter, parsed.names) as (_, here):
+        devices = here.devices | {"cuda": DeviceInfo(count=MAX_RANKS)}
+        elsewhere = here.model_copy(update={"devices": devices})
+    found = make_sweep(_with_options(parsed, elsewhere, shared) if shared else parsed, elsewhere)
+    if found.baseline:
+        find_baseline_label(found.trials, find_short_labels(found.trials), found.baseline)
 
 
 def _parse(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from longseq_bench.api.arguments import MAXLEN
-from longseq_bench.cli import options
+from longseq_bench.cli import options, submission
 from longseq_bench.core.settings import SEARCH, SHAPE
 
 
-@options.declare(MAXLEN | SEARCH | SHAPE)
+@options.declare(MAXLEN | SEARCH | SHAPE | submission.SUBMIT)
 def maxlen(
     impl: options.Implementations,
     option: options.ImplementationOptions = None,
@@ -31,11 +32,11 @@ def maxlen(
     from longseq_bench.cli import session
     from longseq_bench.core.options import parse_assignments
 
-    results = length_search.maxlen(
-        impl,
-        options=parse_assignments(option or []),
-        out=out or session.default_out(given.get("shard")),
-        progress=session.make_reporter(),
-        **given,
-    )
+    shared, reporter = parse_assignments(option or []), session.make_reporter()
+    if asked := submission.take(given, out, {"--shard": given.get("shard")}):
+        check = partial(length_search.check_maxlen, impl, shared, reporter, **given)
+        results = submission.run(asked, check, reporter)
+    else:
+        out = out or session.default_out(given.get("shard"))
+        results = length_search.maxlen(impl, options=shared, out=out, progress=reporter, **given)
     return session.print_results(results, as_json, lambda: rows_json(results.maxima, "results"))

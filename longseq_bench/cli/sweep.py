@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from longseq_bench.cli import options
+from longseq_bench.cli import options, submission
 from longseq_bench.core import units
 from longseq_bench.core.settings import TRIAL, WORKLOAD
 
 LISTS = ("tokens", "memory_budget", "time_budget")  # commas separate values, as in options
 
 
-@options.declare(WORKLOAD | TRIAL)
+@options.declare(WORKLOAD | TRIAL | submission.SUBMIT)
 def sweep(
     config: Annotated[Path | None, typer.Argument()] = None,
     impl: options.SomeImplementations = None,
@@ -63,6 +64,11 @@ def sweep(
     given |= {name: value for name, value in named.items() if value}
     given |= {n: given[n].split(",") for n in LISTS if n in given}
     reporter = session.make_reporter()
+    here = {"--shard": shard, "--dry-run": dry_run, "--profile": profile}
+    if asked := submission.take(given, out, here):
+        check = partial(grid.check_sweep, config, reporter, **given)
+        results = submission.run(asked, check, reporter)
+        return session.print_results(results, as_json, lambda: rows_json(results.rows, "rows"))
     if not dry_run:
         out = out or session.default_out(shard)
         given |= {"rounds": rounds, "out": out, "progress": reporter, "profile": profile}

@@ -17,6 +17,7 @@ from longseq_bench.api.planning import plan
 from longseq_bench.api.results import Results
 from longseq_bench.cli import maxlen as maxlen_command
 from longseq_bench.cli import plan as plan_command
+from longseq_bench.cli.submission import SUBMIT
 from longseq_bench.config.schema import SweepFile, WorkloadSection
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
 from longseq_bench.core.errors import StoreError, UnknownNameError, UserError
@@ -66,7 +67,7 @@ def options_of(command: Any) -> set[str]:
 def test_each_option_is_a_keyword_with_the_same_name() -> None:
     """An option that is added to a command needs its keyword here."""
     of_search = {"implementations", "options", "progress"}
-    renamed = {"impl", "option", "as_json"}
+    renamed = {"impl", "option", "as_json", *SUBMIT}
     assert options_of(maxlen) - of_search == options_of(maxlen_command) - renamed
     only_printed = {"output"}
     assert options_of(plan) - of_search == options_of(plan_command) - renamed - only_printed
