@@ -230,8 +230,7 @@ class Jobs:
             log, lines = self.folder / f"{row.job}_0_log.out", ["no output"]
             with suppress(OSError):
                 lines = log.read_text(errors="replace").splitlines()[-LAST_LINES:]
-            reporter.say([f"{row}; the end of {log}:"], "yellow")
-            reporter.say(f"  {line}" for line in lines)
+            reporter.say([f"{row}; the end of {log}: {' | '.join(lines)}"], "yellow")
 
 
 def shard_command(arguments: Iterable[str], nodes: int) -> list[str]:
