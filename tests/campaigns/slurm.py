@@ -29,10 +29,11 @@ from pathlib import Path
 
 import psutil
 
+import longseq_bench
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Record, is_environment_failure
 from longseq_bench.launchers.interrupts import interrupt_on_termination
-from longseq_bench.store import RECORDS, load
+from longseq_bench.store import RECORDS, load, write_line
 from tests.campaigns import kills
 from tests.campaigns.kills import find_differences
 from tests.launchers import slurm_cluster
@@ -46,6 +47,7 @@ END = "code=$?\n[ $code -ne 143 ] || sleep 600\nexit $code\n"
 """How a job ends that is to be requeued: it waits for its preemption."""
 
 JOB = f"#!/bin/sh\n{shlex.join(RUN)}\n{END}"
+SUBMIT = ("longseq", *RUN[5:], "--submit", "slurm", "--time", "10min", "--shards")
 BATCH = ("--nodes=2", "--exclusive", "--requeue", "--output=out-%j", "--open-mode=append", "job.sh")
 DEADLINE_S = 600.0
 TRIALS = 16
@@ -325,6 +327,76 @@ def lie_about_names(scene: Scene) -> None:
         hosts.write_text(text)
 
 
+# ---- --submit ------------------------------------------------------------------------------------
+
+
+def submit_shards(scene: Scene) -> None:
+    """Of an array of shards one job is cancelled, one requeued, and one loses its node.
+
+    The same command again completes, and on equal figures its report is that without shards.
+    """
+    cluster, command = scene.cluster, (*SUBMIT, "4", "--rounds", "3")
+    following = cluster.start(*command, "--wait", output="out.wait")
+    cluster.wait_until(lambda: len(jobs_with_records(scene)) == 2)
+    jobs = jobs_with_records(scene)
+    requeued, cancelled = jobs["n1"], jobs["n2"]
+    cluster.run("scontrol", "requeue", requeued)
+    cluster.run("scancel", cancelled)
+    cluster.wait_until(lambda: jobs_with_records(scene).get("n2", cancelled) != cancelled)
+    lost = jobs_with_records(scene)["n2"]
+    cluster.kill_node(1)
+    cluster.wait_until(lambda: cluster.states()[1].startswith("down"))
+    restart_node(scene, 1)
+    text = scene.end_of(following, "out.wait", codes=(3,))
+    scene.check(f"(job {cancelled}): CANCELLED; the end of" in text, f"not named: {text[-500:]}")
+    for job in (requeued, lost):
+        shown = cluster.run("scontrol", "show", "job", job).stdout
+        scene.check("Restarts=1" in shown, f"{job} did not start again: {shown}")
+    scene.seen.append(f"requeued {requeued}, cancelled {cancelled}, lost {lost}")
+
+    text = scene.run(*command, "--wait")
+    scene.check("all 4 shards of out have finished" in text, f"not complete: {text[-500:]}")
+    scene.run(*RUN[:1], *RUN[5:-1], "whole", "--rounds", "3")
+    check_report(scene)
+    before = cluster.run("squeue", "--states=all").stdout
+    text = scene.run(*command)
+    is_same = cluster.run("squeue", "--states=all").stdout == before
+    scene.check(is_same and "all 4 shards" in text, f"submitted again: {text[-500:]}")
+    for folder in (cluster.folder / "tmp").glob("pymp-*"):
+        shutil.rmtree(folder)  # left by the interpreters that were killed with their node
+
+
+def jobs_with_records(scene: Scene) -> dict[str, str]:
+    """Return the job on each node whose job has written a record since its start."""
+    listed = scene.cluster.run("squeue", "--array", "-h", "--states=R", "-o", "%N %i").stdout
+    jobs = dict(line.split() for line in listed.splitlines())
+    out = scene.cluster.work / "out"
+    places = {job: out / f"shard-{int(job.partition('_')[2]) + 1}-of-4" for job in jobs.values()}
+    return {node: job for node, job in jobs.items() if (places[job] / RECORDS).exists()}
+
+
+def check_report(scene: Scene) -> None:
+    """Compare the shards with the whole sweep: their records, and reports of equal figures."""
+    out, whole = scene.cluster.work / "out", longseq_bench.load(scene.cluster.work / "whole")
+    expected = Counter(record.key for record in whole.records)
+    scene.findings += find_differences(longseq_bench.load(out).records, expected)
+    fixed = {record.key: write_line(record) for record in whole.records}
+    for path in out.glob(f"*/{RECORDS}"):
+        path.write_bytes(b"".join(fixed[record.key] for record in load(path.parent).records))
+    shards, path = longseq_bench.load(out), str(whole.folder)
+    is_same = shards.report() == str(whole.report()).replace(path, str(out))
+    scene.check(is_same and not shards.notes, "another report than without shards")
+    scene.seen.append(f"{len(fixed)} records, the same report")
+
+
+def submit_over_hosts(scene: Scene) -> None:
+    """A job of two hosts runs `longseq launch` over them."""
+    text = scene.run(*SUBMIT, "1", "--nodes", "2", "--wait")
+    log = "".join(path.read_text() for path in scene.cluster.work.glob("out/submitted/*.out"))
+    scene.check(f"1 on each of {', '.join(NODES)} by srun" in log, f"no hosts: {log}")
+    scene.check("all 1 shards of out have finished" in text, f"not complete: {text[-500:]}")
+
+
 # ---- mpirun --------------------------------------------------------------------------------------
 
 
@@ -464,6 +536,8 @@ SCENARIOS: dict[str, Callable[[Scene], None]] = {
     "n1 dies in a job": partial(kill_node_in_job, node=0),
     "several tasks": start_several,
     "n1 is a loopback name": lie_about_names,
+    "submit": submit_shards,
+    "submit over hosts": submit_over_hosts,
     "mpirun": run_mpirun,
     "mpirun in Slurm": run_mpirun_in_slurm,
     "mpirun without n2": miss_a_host,
