@@ -7,17 +7,12 @@ from typing import Any
 
 from longseq_bench.api import machine
 from longseq_bench.api.arguments import MAXLEN
-from longseq_bench.api.implementations import (
-    Implementations,
-    Options,
-    choose_options,
-    read_implementations,
-)
+from longseq_bench.api.implementations import Implementations, Options, read_implementations
 from longseq_bench.api.progress import Reporter, make_reporter
 from longseq_bench.api.results import Results
 from longseq_bench.api.running import build_trials, each_shard, run_search
 from longseq_bench.api.shards import choose_shard, shard_folder
-from longseq_bench.api.workloads import accept, build_workload
+from longseq_bench.api.workloads import accept
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.settings import SEARCH, SHAPE
 from longseq_bench.core.units import parse_tokens
@@ -70,16 +65,6 @@ def maxlen(
             launcher, catalogue, trials, folder,
             lambda part, predictor: strategy.maxlen(part, ceiling, predictor), reporter, workers,
         )  # fmt: skip
-
-
-def check_maxlen(
-    implementations: Implementations, options: Options, reporter: Reporter, **given: Any
-) -> None:
-    """Raise UserError for searches that no machine runs, as far as that shows without a GPU."""
-    chosen = read_implementations(implementations, None)
-    with machine.open_launcher(reporter, dict(chosen)) as (_, catalogue):
-        choose_options(catalogue, chosen, options)
-    build_workload(given, "float32")
 
 
 def parse_target(text: str | int | None, option: str = "--target") -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from longseq_bench.api.arguments import MAXLEN
@@ -28,15 +27,17 @@ def maxlen(
     Tokens are those of all ranks together.
     """
     from longseq_bench.analysis.frames import rows_json
-    from longseq_bench.api import length_search
+    from longseq_bench.api import grid, length_search
     from longseq_bench.cli import session
     from longseq_bench.core.options import parse_assignments
 
     shared, reporter = parse_assignments(option or []), session.make_reporter()
-    if asked := submission.take(given, out, {"--shard": given.get("shard")}):
-        check = partial(length_search.check_maxlen, impl, shared, reporter, **given)
-        results = submission.run(asked, check, reporter)
-    else:
+    here = {"--shard": given.get("shard")}
+    one = {"tokens": 1, "implementations": impl, "options": shared}
+    results = submission.run(
+        given, out, here, lambda: grid.check_sweep(None, reporter, **one), reporter
+    )
+    if not results:
         out = out or session.default_out(given.get("shard"))
         results = length_search.maxlen(impl, options=shared, out=out, progress=reporter, **given)
     return session.print_results(results, as_json, lambda: rows_json(results.maxima, "results"))

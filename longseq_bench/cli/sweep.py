@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -65,14 +64,13 @@ def sweep(
     given |= {n: given[n].split(",") for n in LISTS if n in given}
     reporter = session.make_reporter()
     here = {"--shard": shard, "--dry-run": dry_run, "--profile": profile}
-    if asked := submission.take(given, out, here):
-        check = partial(grid.check_sweep, config, reporter, **given)
-        results = submission.run(asked, check, reporter)
-        return session.print_results(results, as_json, lambda: rows_json(results.rows, "rows"))
+    submitted = submission.run(
+        given, out, here, lambda: grid.check_sweep(config, reporter, **given), reporter
+    )
     if not dry_run:
         out = out or session.default_out(shard)
         given |= {"rounds": rounds, "out": out, "progress": reporter, "profile": profile}
-        results = grid.sweep(config, shard=shard, workers=workers, **given)
+        results = submitted or grid.sweep(config, shard=shard, workers=workers, **given)
         return session.print_results(results, as_json, lambda: rows_json(results.rows, "rows"))
     loaded, heading, estimate = grid.plan_sweep(config, rounds, out, reporter, shard, **given)
     return session.print_answer(

@@ -1,5 +1,6 @@
 """`--submit`: shards as jobs of a Slurm that is made of shell scripts, and of this host."""
 
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -98,7 +99,7 @@ def test_only_shards_without_a_job_are_submitted_again(
     assert submit(monkeypatch, *SLURM) == 0
     said = capfd.readouterr().err
     log = "out/submitted/12_2_0_log.out: b | c | slurmstepd: CANCELLED AT 21:28"
-    assert f"shard 3 (job 12_2): CANCELLED; the end of {log}\n" in said
+    assert f"shard 3 (job 12_2): CANCELLED, 0 trials; the end of {log}\n" in said
     assert command_of("13")[-1] == "3/3"
     assert not [*Path("out/submitted").glob("13_*_submitted.pkl")]
     Path("queue").write_text("12_1|RUNNING\n13|PENDING\n")
@@ -134,14 +135,11 @@ def test_the_jobs_are_followed_to_the_report(
     )
     assert follow(monkeypatch, *steps) == 3
     shown = capfd.readouterr()
-    assert "shard 2 (job 12_1): NODE_FAIL; the end of" in shown.err
-    assert "the same command submits these again; so far: longseq report out" in shown.err
+    assert "shard 2 (job 12_1): NODE_FAIL, 0 trials" in shown.err.splitlines()[-2]
+    assert "the same command submits what is left; so far: longseq report out" in shown.err
     assert (shown.out, "━┳━" in shown.err) == ("", is_drawn)
-    changes = [
-        line.split(" after")[0] for line in shown.err.splitlines() if line.startswith("shard 3")
-    ]
-    waits = ["PENDING, 0", "RUNNING, 0", "finished, 2"]
-    assert changes == ([] if is_drawn else [f"shard 3 (job 12_2): {one} trials" for one in waits])
+    changes = re.findall(r"s: shard 3 \(job 12_2\): (.*) trials\n", shown.err)
+    assert changes == ([] if is_drawn else ["PENDING, 0", "RUNNING, 0", "finished, 2"])
 
     Path("number").write_text("13")
     Path("queue").write_text("13|RUNNING\n")
@@ -177,7 +175,7 @@ def test_jobs_of_this_host_run_in_turn(monkeypatch: pytest.MonkeyPatch, capfd: C
     local = ("local" if word == "slurm" else word for word in SLURM)
     assert submit(monkeypatch, *local, "--wait") == 3
     said = capfd.readouterr().err
-    assert ": ended; the end of out/submitted/" in said
+    assert ": ended, 0 trials; the end of out/submitted/" in said
     assert " | no GPU\n" in said
     assert all((place / "finished").exists() for place in places)
     assert not Path("overlap").exists()
@@ -200,7 +198,7 @@ def test_what_cannot_be_submitted_is_one_sentence(
         ((*SLURM, "--time", "soon"), "--time 'soon' can't be read; write 60s"),
         ((*SLURM, "--partition=nowhere"), "sbatch: error: invalid partition specified: nowhere"),
         ((*SLURM[:5], "local", "--shards=2", "--nodes=2"), "LocalExecutor can use only one node"),
-        (("maxlen", "--impl", "rung", *SLURM[2:]), "unknown implementation 'rung' in --impl"),
+        (("maxlen", "--impl", "rung", *SLURM[2:]), "this sweep: unknown implementation 'rung'"),
     ):
         assert refusal(capfd, *arguments).startswith(sentence)
     Path("sweep.yaml").write_text(GRID.replace("sdpa", "spda"))
