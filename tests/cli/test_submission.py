@@ -1,6 +1,7 @@
 """`--submit`: shards as jobs of a Slurm that is made of shell scripts, and of this host."""
 
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -12,7 +13,6 @@ from submitit.core.utils import DelayedSubmission
 
 from longseq_bench.api.grid import sweep
 from longseq_bench.cli import run, submission
-from longseq_bench.store import RECORDS
 from tests.api.test_api import Machine
 from tests.cli.commands import Capture, refusal
 
@@ -21,7 +21,7 @@ SLURM = ("sweep", "sweep.yaml", "--out", "out", "--submit", "slurm", "--shards",
 SCRIPTS = {
     "srun": "exit 1",
     "sbatch": "cat refusal >&2 && exit 1; cp $1 job.sh; echo Submitted batch job $(cat number)",
-    "squeue": "echo $@ > asked; cat queue || { echo no controller >&2; exit 1; }",
+    "squeue": 'echo $@ | grep -qe "--me .*--states=all" && cat queue || ! echo no controller >&2',
 }
 
 
@@ -61,9 +61,6 @@ def command_of(job: str) -> list[str]:
     return list(command[len(submission.PROGRAM) :])
 
 
-# ---- what is submitted ---------------------------------------------------------------------------
-
-
 def test_an_array_has_a_job_for_each_shard(monkeypatch: pytest.MonkeyPatch) -> None:
     queue("RUNNING", "PENDING", "PENDING")
     of_job = ("--array-parallelism=2", "--partition", "gpu", "--time=90min", "--gpus-per-task=2")
@@ -72,23 +69,20 @@ def test_an_array_has_a_job_for_each_shard(monkeypatch: pytest.MonkeyPatch) -> N
     named = "array=0-2%2", "partition=gpu", "time=90", "gpus-per-node=2", "nodes=1", "signal=B:CONT"
     assert {f"#SBATCH --{one}" for one in named} <= {*lines}
     assert "srun" not in lines[-1]
-    for i in range(3):
-        own = ["sweep", "sweep.yaml", "--out", "out", "--rounds", "2", "--shard", f"{i + 1}/3"]
-        assert command_of(f"12_{i}") == own
+    own = ["sweep", "sweep.yaml", "--out", "out", "--rounds", "2", "--shard"]
+    assert [command_of(f"12_{i}") for i in range(3)] == [[*own, f"{i + 1}/3"] for i in range(3)]
 
 
 def test_a_job_of_several_hosts_launches_over_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    searches = ("maxlen", "--impl", "ring", "--out", "out", "--shards=1", "--nodes=2", "--time=7")
     Path("queue").write_text("12|PENDING\n")
-    assert submit(monkeypatch, *searches, "--submit=slurm") == 0
-    own = ["maxlen", "--impl", "ring", "--out", "out", "--shard", "1/1"]
-    assert command_of("12") == ["launch", "--", *own]
+    searches = ("maxlen", "--impl=ring", "--out=out")
+    more = ("--submit=slurm", "--shards=1", "--nodes=2", "--time=7")
+    assert submit(monkeypatch, *searches, *more) == 0
+    assert command_of("12") == ["launch", "--", *searches, "--shard", "1/1"]
     assert {"#SBATCH --nodes=2", "#SBATCH --time=7"} <= {*Path("job.sh").read_text().splitlines()}
 
 
-def test_only_shards_without_a_job_are_submitted_again(
-    monkeypatch: pytest.MonkeyPatch, capfd: Capture
-) -> None:
+def test_a_shard_with_a_job_is_left(monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:
     queue("RUNNING", "PENDING", "PENDING")
     assert submit(monkeypatch, *SLURM) == 0
     assert "follow them with --wait, end them with scancel 12\n" in capfd.readouterr().err
@@ -103,13 +97,9 @@ def test_only_shards_without_a_job_are_submitted_again(
     assert command_of("13")[-1] == "3/3"
     assert not [*Path("out/submitted").glob("13_*_submitted.pkl")]
     Path("queue").write_text("12_1|RUNNING\n13|PENDING\n")
-    Path("job.sh").unlink()
+    Path("refusal").write_text("a job is submitted again")
     assert submit(monkeypatch, *SLURM) == 0
     assert "end them with scancel 12 13\n" in capfd.readouterr().err
-    assert not Path("job.sh").exists()
-
-
-# ---- following -----------------------------------------------------------------------------------
 
 
 def follow(monkeypatch: pytest.MonkeyPatch, *steps: Callable[[], object]) -> int:
@@ -124,8 +114,7 @@ def follow(monkeypatch: pytest.MonkeyPatch, *steps: Callable[[], object]) -> int
 def test_the_jobs_are_followed_to_the_report(
     monkeypatch: pytest.MonkeyPatch, capfd: Capture, is_drawn: bool
 ) -> None:
-    if is_drawn:
-        monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("FORCE_COLOR", "1" if is_drawn else "")
     queue("RUNNING", "PENDING", "PENDING")
     steps = (
         lambda: finish(1),
@@ -147,16 +136,11 @@ def test_the_jobs_are_followed_to_the_report(
     shown = capfd.readouterr()
     assert "all 3 shards of out have finished" in shown.err
     assert shown.out.count("\nring") == 3
-    assert submit(monkeypatch, *SLURM) == 0  # nothing is left
-    assert "all 3 shards of out have finished" in capfd.readouterr().err
 
 
 def test_ctrl_c_ends_the_following_alone(monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
     queue("RUNNING", "PENDING", "PENDING")
-    assert follow(monkeypatch, interrupt) == 130
+    assert follow(monkeypatch, lambda: signal.raise_signal(signal.SIGINT)) == 130
     assert "jobs go on; follow them with --wait, end them with scancel 12" in capfd.readouterr().err
 
 
@@ -181,17 +165,10 @@ def test_jobs_of_this_host_run_in_turn(monkeypatch: pytest.MonkeyPatch, capfd: C
     assert not Path("overlap").exists()
 
 
-# ---- bad input -----------------------------------------------------------------------------------
-
-
-def test_what_cannot_be_submitted_is_one_sentence(
-    monkeypatch: pytest.MonkeyPatch, capfd: Capture
-) -> None:
+def test_what_cannot_be_submitted_is_one_sentence(capfd: Capture) -> None:
     Path("refusal").write_text("sbatch: error: invalid partition specified: nowhere\n")
-    asked = "--submit slurm or --submit local"
     for arguments, sentence in (
-        ((*SLURM[:4], "--wait"), f"--wait needs {asked}"),
-        ((*SLURM, "--shard", "1/3"), "--submit and --shard exclude each other; leave one out"),
+        ((*SLURM[:4], "--wait"), "--wait needs --submit slurm or --submit local"),
         ((*SLURM, "--dry-run"), "--submit and --dry-run exclude each other; leave one out"),
         (SLURM[:6], "--submit needs --shards, the number of jobs, and --out, their folder"),
         ((*SLURM[:2], *SLURM[4:]), "--submit needs --shards, the number of jobs, and --out"),
@@ -201,19 +178,13 @@ def test_what_cannot_be_submitted_is_one_sentence(
         (("maxlen", "--impl", "rung", *SLURM[2:]), "this sweep: unknown implementation 'rung'"),
     ):
         assert refusal(capfd, *arguments).startswith(sentence)
-    Path("sweep.yaml").write_text(GRID.replace("sdpa", "spda"))
-    assert refusal(capfd, *SLURM).startswith("sweep.yaml:2: unknown implementation 'spda'")
-    assert not Path("job.sh").exists()
-
-
-def test_another_run_in_the_folder_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capfd: Capture
-) -> None:
     finish(1)
     other = "out has another run, or other shards; name another --out"
     assert refusal(capfd, *SLURM[:-1], "2") == other
     assert refusal(capfd, *SLURM[:3], "out/shard-1-of-3", *SLURM[4:]).endswith(other[4:])
-    assert Path("out/shard-1-of-3", RECORDS).exists()
+    Path("sweep.yaml").write_text(GRID.replace("sdpa", "spda"))
+    assert refusal(capfd, *SLURM).startswith("sweep.yaml:2: unknown implementation 'spda'")
+    assert not Path("job.sh").exists()
 
 
 def test_missing_programs_are_named(monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:
