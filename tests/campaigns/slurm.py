@@ -348,7 +348,7 @@ def submit_shards(scene: Scene) -> None:
     cluster.wait_until(lambda: cluster.states()[1].startswith("down"))
     restart_node(scene, 1)
     text = scene.end_of(following, "out.wait", codes=(3,))
-    scene.check(f"(job {cancelled}): CANCELLED; the end of" in text, f"not named: {text[-500:]}")
+    scene.check(f"(job {cancelled}): CANCELLED, " in text, f"not named: {text[-500:]}")
     for job in (requeued, lost):
         shown = cluster.run("scontrol", "show", "job", job).stdout
         scene.check("Restarts=1" in shown, f"{job} did not start again: {shown}")
@@ -367,12 +367,15 @@ def submit_shards(scene: Scene) -> None:
 
 
 def jobs_with_records(scene: Scene) -> dict[str, str]:
-    """Return the job on each node whose job has written a record since its start."""
+    """Return the job of each node on which the shard of a job has records."""
     listed = scene.cluster.run("squeue", "--array", "-h", "--states=R", "-o", "%N %i").stdout
     jobs = dict(line.split() for line in listed.splitlines())
     out = scene.cluster.work / "out"
-    places = {job: out / f"shard-{int(job.partition('_')[2]) + 1}-of-4" for job in jobs.values()}
-    return {node: job for node, job in jobs.items() if (places[job] / RECORDS).exists()}
+    files = {
+        node: out / f"shard-{int(job.partition('_')[2]) + 1}-of-4" / RECORDS
+        for node, job in jobs.items()
+    }
+    return {node: jobs[node] for node, f in files.items() if f.exists() and f.stat().st_size}
 
 
 def check_report(scene: Scene) -> None:
