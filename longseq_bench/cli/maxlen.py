@@ -34,9 +34,7 @@ def maxlen(
     shared, reporter = parse_assignments(option or []), session.make_reporter()
     here = {"--shard": given.get("shard")}
     one = {"tokens": 1, "implementations": impl, "options": shared}
-    results = submission.run(
-        given, out, here, lambda: grid.check_sweep(None, reporter, **one), reporter
-    )
+    results = submission.run(given, out, here, lambda: grid.check_sweep(None, reporter, **one))
     if not results:
         out = out or session.default_out(given.get("shard"))
         results = length_search.maxlen(impl, options=shared, out=out, progress=reporter, **given)

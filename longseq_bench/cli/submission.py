@@ -55,9 +55,8 @@ OVER = {
 
 
 def run(
-    given: dict[str, Any], out: Path | None, others: Mapping[str, object],
-    check: Callable[[], object], reporter: Reporter,
-) -> Results | None:  # fmt: skip
+    given: dict[str, Any], out: Path | None, others: Mapping[str, object], check: Callable[[], None]
+) -> Results | None:
     """Submit the shards that are left; return the results once all have finished.
 
     given: options, of which those of submission are taken out. Without any, return None.
@@ -65,7 +64,7 @@ def run(
     Raises typer.Exit for shards that have not finished, with 3 if no job is in the queue.
     """
     from longseq_bench.api.results import load
-    from longseq_bench.cli import FAILED_TRIALS
+    from longseq_bench.cli import FAILED_TRIALS, session
 
     asked = {name: given.pop(name) for name in SUBMIT if name in given}
     if not asked:
@@ -84,7 +83,7 @@ def run(
         raise UserError(f"--submit needs submitit, which is missing: {install}") from None
     with environment_variables(CUDA_VISIBLE_DEVICES=""):  # the check starts no GPU
         check()
-    jobs = Jobs(out, asked["submit"], asked["shards"])
+    jobs, reporter = Jobs(out, asked["submit"], asked["shards"]), session.make_reporter()
     reporter.say((jobs.describe(row) for row in jobs.unfinished if row.job), "yellow")
     if jobs.unfinished:
         jobs.submit([row.shard for row in jobs.unfinished], asked)

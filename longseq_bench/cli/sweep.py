@@ -64,13 +64,11 @@ def sweep(
     given |= {n: given[n].split(",") for n in LISTS if n in given}
     reporter = session.make_reporter()
     here = {"--shard": shard, "--dry-run": dry_run, "--profile": profile}
-    submitted = submission.run(
-        given, out, here, lambda: grid.check_sweep(config, reporter, **given), reporter
-    )
+    results = submission.run(given, out, here, lambda: grid.check_sweep(config, reporter, **given))
     if not dry_run:
         out = out or session.default_out(shard)
         given |= {"rounds": rounds, "out": out, "progress": reporter, "profile": profile}
-        results = submitted or grid.sweep(config, shard=shard, workers=workers, **given)
+        results = results or grid.sweep(config, shard=shard, workers=workers, **given)
         return session.print_results(results, as_json, lambda: rows_json(results.rows, "rows"))
     loaded, heading, estimate = grid.plan_sweep(config, rounds, out, reporter, shard, **given)
     return session.print_answer(
