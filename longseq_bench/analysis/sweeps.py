@@ -26,12 +26,7 @@ from longseq_bench.analysis.runs import (
     slowest,
 )
 from longseq_bench.analysis.sweep_row import SweepRow
-from longseq_bench.core.cost import (
-    attention_flops,
-    floor_bytes,
-    mask_pairs,
-    ratio,
-)
+from longseq_bench.core.cost import attention_flops, floor_bytes, mask_pairs, ratio
 from longseq_bench.core.model import SDPA, Record, Workload, options_key
 from longseq_bench.core.stats import median_interval
 

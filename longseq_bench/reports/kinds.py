@@ -15,13 +15,7 @@ from longseq_bench.core.errors import StoreError, keep_lines
 from longseq_bench.core.model import Record
 from longseq_bench.reports.base import FORMATS, KINDS, Files, Source
 from longseq_bench.reports.columns import make_columns
-from longseq_bench.reports.document import (
-    MAX_ANSWER_ROWS,
-    MAX_FINDINGS,
-    Document,
-    Section,
-    Table,
-)
+from longseq_bench.reports.document import MAX_ANSWER_ROWS, MAX_FINDINGS, Document, Section, Table
 from longseq_bench.reports.groups import limit_findings
 from longseq_bench.reports.render.csv import samples_table
 from longseq_bench.reports.sections.advice import (
