@@ -63,13 +63,10 @@ PLAN = {
         "zero2: also gradients; zero3: also weights; none: nothing.",
         "zero3",
     ),
-    "tp": Setting(
-        int,
+    "tp": _ranks(
         "With --model: ranks of a node that share heads and weights, a divisor of the world size; "
         "the rest of the world size shares the tokens.",
         1,
-        1,
-        MAX_RANKS,
     ),
     "checkpoint": Setting(
         Checkpoint,
