@@ -86,12 +86,9 @@ class MeasurementLog:
 
     def attach_to(self, outcome: Outcome) -> Outcome:
         """Return the outcome with these measurements and facts added."""
-        return outcome.model_copy(
-            update={
-                "measurements": (*outcome.measurements, *self.measurements),
-                "facts": {**self.facts, **outcome.facts},
-            }
-        )
+        measurements = (*outcome.measurements, *self.measurements)
+        facts = self.facts | outcome.facts
+        return outcome.model_copy(update={"measurements": measurements, "facts": facts})
 
 
 def samples_of(measurements: Sequence[Measurement], name: str) -> list[float]:
