@@ -93,10 +93,8 @@ def free_memory(device: Device, ranks: int = 1) -> int:
     """Return the bytes that can be allocated on the device now, without starting the device.
 
     cpu: the smaller of the system's available memory and the rest of the cgroup's limit.
-    cuda: the least of the first visible GPUs, one per rank, by NVML.
-
-    Raises:
-        UserError: there is no such GPU; the message has the reason.
+    cuda: the least of the first visible GPUs, one per rank, by NVML. Raises UserError with the
+    reason if there is no such GPU.
     """
     if device == "cuda":
         report = read_visible_gpus()

@@ -23,13 +23,8 @@ def enter(
     """Answer one request (worker/main.py) in a session of its own.
 
     SIGUSR1 makes the process write the stack of each thread to its output.
-
-    Args:
-        request: name of the request.
-        payload: data of the request, JSON.
-        pipe: for messages to the parent.
-        output: the descriptor of the file to print to.
-        listener: the open socket to which the ranks connect, for rank 0 of several.
+    payload: data of the request, JSON.  output: the descriptor of the file to print to.
+    listener: the open socket to which the ranks connect, for rank 0 of several.
     """
     server = detach(output)
     write_stacks()

@@ -54,9 +54,8 @@ class Launcher(ABC):
     def check(self, trials: Sequence[Trial]) -> None:
         """Check the options and world sizes of trials before any of them runs.
 
-        Raises:
-            UserError: options contradict each other, or an implementation can run none of its
-                trials with their world sizes.
+        Raises UserError if options contradict each other, or if an implementation can run none of
+        its trials with their world sizes.
         """
 
     @abstractmethod

@@ -76,11 +76,8 @@ def with_first_attempt(outcome: Outcome, first: Outcome) -> Outcome:
 def outcome_of_exit(exitcode: int, phase: Phase, printed: str, kernel_killed: bool) -> Outcome:
     """Return the outcome of a child that ended without reporting one.
 
-    Args:
-        exitcode: negative for a signal.
-        phase: the last phase that it reported.
-        printed: the end of its output.
-        kernel_killed: True if the kernel's out-of-memory killer was active during the trial.
+    phase: the last one that it reported.  printed: the end of its output.
+    kernel_killed: True if the kernel's out-of-memory killer was active during the trial.
     """
     facts: dict[str, object] = {}
     if printed.strip():

@@ -25,10 +25,8 @@ from longseq_bench.launchers.interrupts import block_interrupts, defer_interrupt
 def ready() -> None:
     """Start the server if there is none, and wait for its imports.
 
-    Ctrl-C kills a server that is still importing; it has no children yet.
-
-    Raises:
-        LauncherError: the server can't be started.
+    Ctrl-C kills a server that is still importing; it has no children yet. Raises LauncherError if
+    it can't be started.
     """
     before = pid()
     try:

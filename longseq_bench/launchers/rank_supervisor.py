@@ -202,11 +202,8 @@ class RankSupervisor:
     ) -> None:
         """Decide the outcome of a trial that is late: a hang or a timeout.
 
-        Args:
-            samples: the state of each running rank's process.
-            stacks: for a hang, the stack of each rank, as `exit_status.stack_lines` returns it.
-
         Ranks that wait for their devices are late: these compute, or wait for other ranks.
+        stacks: for a hang, the stack of each rank, as `exit_status.stack_lines` returns it.
         """
         if all(self._ranks[rank].part == CONNECTING for rank in self.running):
             reason = "the ranks did not connect to each other; do their hosts reach each other at "
@@ -230,12 +227,8 @@ class RankSupervisor:
         where = {rank: self._phase_of(rank, stacks.get(rank, ())) for rank in self.running}
         not_communicating = [rank for rank in self.running if where[rank] != "communication"]
         root = (stopped or not_communicating or self.running)[0]
-        outcome = Outcome(
-            status="hang",
-            reason=self._hang_reason(samples, where),
-            phase=where[root],
-            facts=facts,
-        )
+        reason, phase = self._hang_reason(samples, where), where[root]
+        outcome = Outcome(status="hang", reason=reason, phase=phase, facts=facts)
         self._verdict = root, outcome
 
     def _timed_out(

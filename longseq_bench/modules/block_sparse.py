@@ -67,9 +67,7 @@ class SparseAttention:
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return the output, differentiable: q (B, Hq, N, D); k, v (B, Hk, N, D), Hk divides Hq.
 
-        Raises:
-            UserError: shapes do not match.
-            UnsupportedError: the implementation cannot compute this.
+        Raises UserError if shapes do not match, UnsupportedError for what it cannot compute.
         """
         found = ", ".join(f"{tuple(t.shape)} {t.dtype} on {t.device}" for t in (q, k, v))
         is_alike = q.dim() == k.dim() == 4 and q.shape[::2] == k.shape[::2] and k.shape == v.shape
@@ -204,8 +202,7 @@ class MultiheadBlockSparse(nn.Module):
     ) -> None:
         """Pattern and kernel are options of `block-sparse`; num_kv_heads None: as many as heads.
 
-        Raises:
-            UserError: a value is impossible.
+        Raises UserError for an impossible value.
         """
         kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         sizes = embed_dim, num_heads, kv_heads
