@@ -50,12 +50,9 @@ def library(source: Path) -> ctypes.CDLL:
                 return ctypes.CDLL(str(library_path))
         # it does not exist yet, or it is damaged
         _compile(compiler, source, library_path)
+        return ctypes.CDLL(str(library_path))
     except (OSError, subprocess.SubprocessError) as error:
         raise UnsupportedError(f"{source.name} can't be compiled here: {error}") from None
-    try:
-        return ctypes.CDLL(str(library_path))
-    except OSError as error:
-        raise UnsupportedError(f"{library_path.name} can't be loaded: {error}") from None
 
 
 def cache_folder() -> Path:
