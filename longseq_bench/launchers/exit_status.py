@@ -103,10 +103,7 @@ def outcome_of_exit(exitcode: int, phase: Phase, printed: str, kernel_killed: bo
 
 def signal_name(number: int) -> str:
     """Return the name of a signal ("SIGSEGV" for 11), or "signal <number>"."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    return next((one.name for one in signal.Signals if one == number), f"signal {number}")
 
 
 def kernel_kills() -> int:

@@ -54,11 +54,8 @@ def _read_processes(pids: Mapping[int, int], device: str) -> dict[int, tuple[str
     for rank, pid in pids.items():
         with suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)
-            if device == "cuda":
-                cpu_s = issuing_threads_s(process)
-            else:
-                times = process.cpu_times()
-                cpu_s = times.user + times.system
+            of_all = process.cpu_times()
+            cpu_s = issuing_threads_s(process) if device == "cuda" else of_all.user + of_all.system
             readings[rank] = process.status(), cpu_s
     return readings
 
