@@ -204,13 +204,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # otherwise torch imports its compiler at the first call
         return False
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
         self._meter.add_operation(func, args, kwargs or {}, output)
         return output
