@@ -113,15 +113,11 @@ class Trial(Frozen):
         """16 hex digits that identify this trial: equal trials have equal keys on any machine."""
         w = self.workload
         # records from before a field keep their keys; a model is a label, and so are its weights
-        later = {"mask": w.mask is None, "v_head_dim": w.v_head_dim == w.head_dim, "model": True}
-        later |= {"new_tokens": not w.new_tokens, "layers": not w.layers, "weights": True}
-        later["sink"] = not w.sink
-        later["latent"] = w.latent is None
-        later |= {name: getattr(w, name, None) is None for name in vars(w.scores)}
-        later |= {"kv_dtype": w.kv_dtype is None}
+        later = "mask", "new_tokens", "layers", "sink", "latent", "kv_dtype", *vars(w.scores)
+        absent = {"model", "weights"} | {name for name in later if not getattr(w, name, None)}
+        absent |= {"v_head_dim"} if w.v_head_dim == w.head_dim else set()
         own = {"dense_kernel": self.requested_dense_kernel is None, "source": self.source is None}
         own["timing"] = self.timing == "warm"
-        absent = {name for name, is_absent in later.items() if is_absent}
         data = self.model_dump(mode="json", exclude={"workload": absent, **own})
         if self.source is not None:
             # the file's bytes and the function identify it, wherever the file lies
