@@ -178,10 +178,7 @@ _KINDS = {
         advice=[several_ranks, *ADVICE[:-1]],
     ),
     "capabilities": Kind(
-        "What works here",
-        [capabilities, against_one],
-        _SWEEP,
-        advice=[requirements],
+        "What works here", [capabilities, against_one], _SWEEP, advice=[requirements]
     ),
 }
 for _name, _kind in _KINDS.items():

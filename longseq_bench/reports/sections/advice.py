@@ -10,7 +10,6 @@ from operator import attrgetter
 
 from longseq_bench.analysis.row import Row, require
 from longseq_bench.analysis.runs import group_by
-from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_share, format_tokens
 from longseq_bench.reports.base import Source
@@ -25,15 +24,9 @@ from longseq_bench.reports.groups import (
     join_names,
     most_shared,
     name_status,
+    split_by_sparsity,
 )
-from longseq_bench.reports.sections.ranks import (
-    FASTER,
-    SLOWER,
-    Gain,
-    find_compared,
-    find_gains,
-    middle,
-)
+from longseq_bench.reports.sections.ranks import FASTER, SLOWER, find_compared, find_gains, middle
 
 MAX_RECOMMENDED = 3
 """Names among which a sentence leaves the choice; more are no recommendation."""
@@ -133,15 +126,12 @@ def beyond_exact(source: Source) -> Iterator[str]:
             why = f"{name_status(failed.status)} at {format_tokens(failed.tokens)}"
             yield _farther(source, exact, exact.tokens, why, best, best.tokens)
     for group in group_by_workload(row for row in source.maxima if row.is_full_pass):
-        yield from _searched_farther(source, [row for row in group if row.max_tokens])
-
-
-def _searched_farther(source: Source, rows: list[SearchRow]) -> Iterator[str]:
-    most = attrgetter("max_tokens")
-    exact = max((row for row in rows if not row.is_sparse), key=most, default=None)
-    sparse = max((row for row in rows if row.is_sparse), key=most, default=None)
-    if exact and sparse and exact.limited_by and most(sparse) > FARTHER * exact.fails_from:
-        yield _farther(source, exact, most(exact), exact.limited_by, sparse, most(sparse))
+        kinds = split_by_sparsity(row for row in group if row.max_tokens)
+        if len(kinds) == 2:
+            one, other = (max(rows, key=attrgetter("max_tokens")) for rows in kinds.values())
+            length, most = one.max_tokens, other.max_tokens
+            if one.limited_by and most > FARTHER * one.fails_from:
+                yield _farther(source, one, length, one.limited_by, other, most)
 
 
 def _farther(source: Source, exact: Row, passed: int, why: str, sparse: Row, longest: int) -> str:
@@ -160,12 +150,12 @@ def several_ranks(source: Source) -> Iterator[str]:
     if not rows or not gains:
         return
     faster, slower = ([g for g in gains if g.verdict == one] for one in (FASTER, SLOWER))
-    words = f"Faster on several ranks than on one: {join_names(map(_since, faster)) or 'none'}"
+    since = (
+        f"{one.name} from {format_tokens(one.since or one.tokens)} tokens "
+        f"({format_ratio(middle(one.ratio))})"
+        for one in faster
+    )
+    words = f"Faster on several ranks than on one: {join_names(since) or 'none'}"
     if slower:
         words += f"; slower: {join_names(gain.name for gain in slower)}"
     yield f"{words}{in_brackets(source.workload(rows[0]))}."
-
-
-def _since(gain: Gain) -> str:
-    since = format_tokens(gain.since or gain.tokens)
-    return f"{gain.name} from {since} tokens ({format_ratio(middle(gain.ratio))})"

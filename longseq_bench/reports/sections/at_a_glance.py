@@ -210,9 +210,6 @@ _COLUMNS = (
 Figures = Iterator[KeyFigure]
 
 
-# ---- how long ------------------------------------------------------------------------------------
-
-
 def longest(source: Source) -> Figures:
     """Yield the longest lengths of searches, of exact and of sparse attention; else of sweeps."""
     found = split_by_sparsity(r for r in source.maxima if r.is_full_pass and r.max_tokens)
