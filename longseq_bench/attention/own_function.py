@@ -239,9 +239,7 @@ class _FusedOnMeta(TorchFunctionMode):
         super().__init__()
         self._attention = attention
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is not scaled_dot_product_attention:
             return func(*args, **kwargs)
