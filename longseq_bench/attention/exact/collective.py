@@ -135,11 +135,8 @@ class GatherKernel:
 class Collective(Attention):
     """Exact attention of local query rows to gathered keys and values."""
 
-    takes_v_head_dim = True
-    takes_sinks = True
+    many_ranks = takes_masks = takes_v_head_dim = takes_sinks = True
     summary = "all-gather of keys and values; each rank computes its own queries; exact"
-    many_ranks = True
-    takes_masks = True
 
     def __init__(
         self,

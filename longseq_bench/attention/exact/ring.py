@@ -121,12 +121,9 @@ class RingKernel:
 class Ring(Attention):
     """Exact attention, block by block, merged by log-sum-exp."""
 
-    takes_v_head_dim = True
+    many_ranks = takes_masks = takes_v_head_dim = takes_sinks = True
     takes_decode = takes_latent = takes_kv_dtype = True
-    takes_sinks = True
     summary = "blocks of keys and values pass from rank to rank; exact, minimal memory"
-    many_ranks = True
-    takes_masks = True
 
     def __new__(cls, workload: Workload, group: Group, **options: Any) -> Ring:
         """Return the ring of the workload and its transport."""

@@ -31,9 +31,7 @@ from longseq_bench.patterns.visible_keys import visible_keys
 class Fused(Attention):
     """One call of a kernel of exact attention, on one rank."""
 
-    takes_masks = True
-    takes_v_head_dim = True
-    takes_sinks = True
+    takes_masks = takes_v_head_dim = takes_sinks = True
     summary = "exact attention in one kernel call; sdpa calls torch's kernels only"
 
     def __init__(self, workload: Workload, group: Group, *, kernel: KernelOption = AUTO) -> None:
@@ -49,9 +47,7 @@ class Fused(Attention):
 class Dense(Attention):
     """softmax(q kᵀ / √D) v with the scores (B, Hq, N, N) materialised."""
 
-    takes_masks = True
-    takes_v_head_dim = True
-    takes_sinks = True
+    takes_masks = takes_v_head_dim = takes_sinks = True
     takes_scores = ALL_SCORES
     summary = "standard attention: all scores are in memory, O(n²)"
 
@@ -90,9 +86,7 @@ _BACKENDS = {
 class Sdpa(Attention):
     """torch.nn.functional.scaled_dot_product_attention."""
 
-    takes_masks = True
-    takes_v_head_dim = True
-    takes_decode = takes_latent = True
+    takes_masks = takes_v_head_dim = takes_decode = takes_latent = True
     summary = "torch's fused attention; the backend that ran is recorded"
 
     def __init__(
@@ -190,8 +184,7 @@ class Flex(Attention):
     compiler's memory or time; the time is a fact of the record.
     """
 
-    takes_masks = True
-    takes_sinks = True
+    takes_masks = takes_sinks = True
     takes_scores = ALL_SCORES
     summary = "FlexAttention, compiled by torch (no training on a CPU); compile time is recorded"
 

@@ -160,10 +160,7 @@ def exchange_bytes(exchange: AllToAll, w: Workload) -> int:
 class HeadSplit(Attention):
     """Exact attention whose ranks compute all pairs of their heads."""
 
-    many_ranks = True
-    takes_masks = True
-    takes_v_head_dim = True
-    takes_sinks = True
+    many_ranks = takes_masks = takes_v_head_dim = takes_sinks = True
     overlaps = False
 
     @override

@@ -38,9 +38,8 @@ class Dilated(Attention):
     """Segments and dilation along the sequence."""
 
     summary = "LongNet: every rate-th token of a segment; several pairs (segment, rate)"
-    many_ranks = True
+    many_ranks = takes_sinks = True
     sees_itself = True  # the tokens of a set see each other
-    takes_sinks = True
 
     permuted = False
     """True if segments are cut along a permutation of the sequence."""

@@ -96,8 +96,7 @@ class Efficient(ExactKernel):
     """torch's memory-efficient kernel: float32, older GPUs, masks."""
 
     device = "cuda"
-    takes_masks = True
-    takes_v_head_dim = True
+    takes_masks = takes_v_head_dim = True
     default_priority = 1
 
     @classmethod
