@@ -163,11 +163,8 @@ class RankSupervisor:
     @property
     def failed(self) -> list[int]:
         """Return the ranks whose outcome is not ok, the most likely cause first."""
-        bad = [
-            r
-            for r, state in enumerate(self._ranks)
-            if state.outcome and state.outcome.status != "ok"
-        ]
+        ended = {rank: state.outcome for rank, state in enumerate(self._ranks) if state.outcome}
+        bad = [rank for rank, outcome in ended.items() if outcome.status != "ok"]
         return sorted(bad, key=lambda rank: (self._weight(rank), self._ranks[rank].ended_ns))
 
     @property
