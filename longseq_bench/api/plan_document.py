@@ -61,13 +61,8 @@ class Plan(Printed):
         Of equal ones those with a measured rate come first, then the shorter time decides. None:
         nothing fits.
         """
-
-        def key(one: Prediction) -> tuple[bool, float]:
-            return len(one.ends) > 1, one.times.total
-
-        return min(
-            self._equal([one for one in self.predictions if one.fits]), key=key, default=None
-        )
+        fitting = self._equal([one for one in self.predictions if one.fits])
+        return min(fitting, key=lambda one: (len(one.ends) > 1, one.times.total), default=None)
 
     @property
     def answer(self) -> str:
@@ -407,8 +402,6 @@ def _row(prediction: Prediction | str, trial: Trial, model: ModelPlan | None) ->
         "rate_figure": figure and figure.model_dump(mode="json"),
     }
     if model is not None:
-        found["model_bytes"] = {
-            **asdict(model.memory(prediction.trial)),
-            "total": model.total(estimate),
-        }
+        parts = asdict(model.memory(prediction.trial))
+        found["model_bytes"] = parts | {"total": model.total(estimate)}
     return asked | found

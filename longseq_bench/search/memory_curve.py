@@ -144,21 +144,17 @@ def _at(trial: Trial, tokens: int) -> Trial:
 
 def add_outside(dry_run: DryRun, hardware: Hardware) -> DryRun:
     """Return a dry run whose estimates also have the memory of the device outside tensors."""
-
-    def complete(trial: Trial, estimate: DryRunEstimate) -> DryRunEstimate:
-        outside = hardware.outside_tensors(trial.world_size, estimate.peers)
-        return estimate.model_copy(update={"outside": outside})
-
     return lambda trials: [
-        complete(trial, estimate) for trial, estimate in zip(trials, dry_run(trials), strict=True)
+        one.model_copy(update={"outside": hardware.outside_tensors(trial.world_size, one.peers)})
+        for trial, one in zip(trials, dry_run(trials), strict=True)
     ]
 
 
 def add_rest(dry_run: DryRun, rest: Callable[[Trial], int]) -> DryRun:
     """Return a dry run whose estimates also have the bytes of a model beside the layer."""
     return lambda trials: [
-        estimate.model_copy(update={"rest_bytes": rest(trial)})
-        for trial, estimate in zip(trials, dry_run(trials), strict=True)
+        one.model_copy(update={"rest_bytes": rest(trial)})
+        for trial, one in zip(trials, dry_run(trials), strict=True)
     ]
 
 
