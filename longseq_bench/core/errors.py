@@ -68,8 +68,6 @@ class UnknownNameError(UserError):
         hint = f"did you mean {self.nearest!r}?" if self.nearest else f"known: {', '.join(names)}"
         if name.isdecimal() and not self.nearest:
             hint = "it followed a comma: quote a value that has commas"
-        if name == "<<":
-            hint = "keys are not merged: write each out"
         super().__init__(f"unknown {kind} {name!r}{where}; {hint}")
 
 

@@ -139,8 +139,6 @@ MISTAKES = {
         "4: unknown option 'chnk' in ring; did you mean 'chunk'?"),
     "commas without quotes": (ONE + "dilated: {segments: 512,1024}\n",
         "3: unknown option '1024' in dilated; it followed a comma: quote a value that has commas"),
-    "keys to merge": (SHORT + "workload:\n  <<: {heads: 2}\n",
-        "4: unknown workload key '<<'; keys are not merged: write each out"),
     "the old name of sparsity": (ONE + "block-sparse: {sparsity_ratio: 0.1}\n",
         "3: there is no option 'sparsity_ratio' in block-sparse: it meant density, the fraction "
         "of the blocks that is kept; write sparsity, the fraction that is skipped"),
