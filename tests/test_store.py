@@ -128,7 +128,7 @@ def test_a_torn_last_line_is_ended_and_counted(tmp_path: Path, cut: int) -> None
     assert load(tmp_path).records == some(4)
 
 
-@pytest.mark.parametrize("end", [b"", b"\0"])
+@pytest.mark.parametrize("end", [b"", b"\0", b"\0" * 400])
 def test_a_last_line_without_line_end_is_kept(tmp_path: Path, end: bytes) -> None:
     file = filled(tmp_path)
     file.write_bytes(file.read_bytes()[:-1] + end)
@@ -265,6 +265,43 @@ def test_a_full_disk_leaves_no_torn_line_and_loses_no_record(
         assert file.read_bytes() == whole
         store.append(some(4)[3])
     assert load(tmp_path).records == some(4)
+
+
+@pytest.mark.parametrize("before", ["no folder", "a torn line", "an open end"])
+def test_all_is_on_disk_before_an_append_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    """The power may fail at any moment: data is synced after a write, a folder after a new name."""
+    folder, count = tmp_path / "new", 0 if before == "no folder" else 2
+    if count:
+        file = filled(folder, count)
+        end = b"\n{" if before == "a torn line" else b""
+        file.write_bytes(file.read_bytes()[:-1] + end)
+    not_synced, paths = set[str](), dict[int, str]()
+    os_open, write, fsync = os.open, os.write, os.fsync
+
+    def note_open(path: Path, flags: int, *mode: int) -> int:
+        if flags & os.O_CREAT and not path.exists():
+            not_synced.add(str(path.parent))
+        fd = os_open(path, flags, *mode)
+        paths[fd] = str(path)
+        return fd
+
+    def note_write(fd: int, data: bytes) -> int:
+        not_synced.add(paths[fd])
+        return write(fd, data[:100])
+
+    def note_sync(fd: int) -> None:
+        fsync(fd)
+        not_synced.discard(paths[fd])
+
+    for name, function in (("open", note_open), ("write", note_write), ("fsync", note_sync)):
+        monkeypatch.setattr(os, name, function)
+    with Store(folder) as store:
+        for number, record in enumerate(some(4)[count:], count + 1):
+            store.append(record)
+            assert not_synced == set()
+            assert load(folder).records == some(number)
 
 
 def test_a_file_system_without_locks_is_named(

@@ -249,7 +249,7 @@ _STORE = (
           ("tests/test_store.py",)),
     Fault("new-file-not-synced", "store", "store.py",
           "_sync_folder(self.folder)", "pass",
-          ("tests/campaigns/power_loss.py",)),
+          ("tests/test_store.py",)),
     Fault("impossible-sample", "store", "store.py",
           "if reason := find_impossible_sample(record.outcome):", "if reason := None:",
           ("tests/test_store.py",)),
