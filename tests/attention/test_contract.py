@@ -21,7 +21,7 @@ from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels.exact.base import KERNELS
 from longseq_bench.kernels.sparse_selection import has_triton
-from longseq_bench.patterns.blocks import PATTERNS, WITH_SPECIAL, make_layout
+from longseq_bench.patterns.blocks import PATTERNS, make_layout
 from longseq_bench.testing import ImplementationContract
 from longseq_bench.testing.contract import (
     assert_equals_reference,
@@ -141,28 +141,6 @@ def test_implementations_of_one_rank_name_ddp(name: str) -> None:
         IMPLEMENTATIONS.get(name)(w, Group(2, 3))
 
 
-@both_masks
-@pytest.mark.parametrize("pattern", sorted(PATTERNS))
-@pytest.mark.parametrize("sparsity", [0.3, 0.97])
-def test_requested_density_is_met_within_a_block_per_row(
-    pattern: str, sparsity: float, causal: bool
-) -> None:
-    """Fault 7: a sparsity without effect, or a density used as sparsity."""
-    block, tokens = 16, 640
-    w = make_workload(tokens, causal=causal, batch=1)
-    options: Options = {"pattern": pattern, "sparsity": sparsity, "block": block}
-    if pattern in WITH_SPECIAL:
-        options["globals"] = block
-    attention = build_attention("block-sparse", options, w)
-    assert attention.measures()["density_asked"] == pytest.approx(1 - sparsity)
-    table = count_pairs(attention)[0]
-    first = 1 if pattern == "global-local" else 0
-    for i in range(first, tokens // block):
-        visible = i + 1 if causal else tokens // block
-        kept = table[i * block : (i + 1) * block].any(0).reshape(-1, block).any(-1).sum()
-        assert abs(float(kept) - (1 - sparsity) * visible) <= 1
-
-
 @pytest.mark.parametrize(
     ("kernel", "head_dim", "causal"),
     [("native", 80, True), ("torch", 128, True), ("native", 64, False)],
@@ -183,15 +161,6 @@ def test_block_kernels_get_a_layout_for_each_query_head() -> None:
         kernel: Any = build_layout_kernel(name, (one, other), 4)
         assert kernel.layouts == (one, one, other, other)
         assert build_layout_kernel(name, (one,), 4).layouts == (one,)  # type: ignore[attr-defined]
-
-
-@both_masks
-@pytest.mark.parametrize("tokens", [1, 15, 1025])
-def test_hilbert_with_one_segment_is_sdpa(tokens: int, causal: bool) -> None:
-    w = make_workload(tokens, causal=causal, kv_heads=2, batch=1, mode="train")
-    along_curve = run_pass("hilbert", {"segments": (1025,), "dilation": (1,)}, w)
-    for got, expected in zip(along_curve, run_pass("sdpa", {}, w), strict=True):
-        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_hilbert_segments_are_not_those_of_the_sequence() -> None:
