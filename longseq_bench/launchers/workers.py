@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from queue import SimpleQueue
 from threading import Lock, Thread
@@ -29,7 +29,11 @@ from longseq_bench.core.model import (
 from longseq_bench.launchers import fork_server
 from longseq_bench.launchers.base import DRY_RUN_LIMIT_S, LAUNCHERS, Launcher, LaunchResult, OnPhase
 from longseq_bench.launchers.exit_status import signal_name, with_first_attempt
-from longseq_bench.launchers.interrupts import block_interrupts, interrupt_on_termination
+from longseq_bench.launchers.interrupts import (
+    block_interrupts,
+    defer_interrupts,
+    interrupt_on_termination,
+)
 
 END_S = 10.0
 """Time limit for a worker to end its trial and itself."""
@@ -80,12 +84,14 @@ class Worker(Launcher):
     def _start(self) -> None:
         if self._closed:
             raise LauncherError(f"worker {self.number} is closed")
-        with _starting, block_interrupts(), fork_server.hide_main(), fork_server.safe_helpers():
+        with _starting, fork_server.hide_main(), fork_server.safe_helpers():
+            resource_tracker.ensure_running()  # first, because its start unblocks Ctrl-C
             context = get_context("spawn")
-            self._pipe, child = context.Pipe()
-            self._process = context.Process(target=_serve, args=(child, *self._setup))
-            self._process.start()
-            child.close()
+            with defer_interrupts(), block_interrupts():
+                self._pipe, child = context.Pipe()
+                self._process = context.Process(target=_serve, args=(child, *self._setup))
+                self._process.start()
+                child.close()
 
     def _ask(self, method: str, *arguments: Any, on_phase: OnPhase | None = None) -> Any:
         """Return what a method of the process's launcher returns, or raise its error."""

@@ -3,6 +3,7 @@
 import os
 import signal
 from dataclasses import replace
+from multiprocessing import resource_tracker, util
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,24 @@ def test_a_killed_worker_runs_its_trial_once_more_and_names_it(tmp_path: Path) -
         "passed in a second process; the first failed: worker 1 was killed by SIGKILL"
     )
     assert [one.processes for one in found] == [2, 1, 1, 1]
+
+
+def test_ctrl_c_while_workers_start_is_for_the_parent_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    masks, start = list[set[int]](), util.spawnv_passfds
+
+    def spawn(*arguments: Any) -> int:
+        masks.append({*signal.pthread_sigmask(signal.SIG_BLOCK, [])})
+        return start(*arguments)
+
+    tracker: Any = resource_tracker._resource_tracker  # type: ignore[attr-defined]
+    for name in ("_fd", "_pid"):  # as in a new process
+        monkeypatch.setattr(tracker, name, None)
+    monkeypatch.setattr(util, "spawnv_passfds", spawn)
+    with Workers(1, "cuda", ["fake-0"], "fake-devices"):
+        assert signal.SIGINT in masks[-1]
+    os.close(tracker._fd)
 
 
 class Failing(Watcher):
