@@ -373,15 +373,6 @@ def test_an_error_that_is_not_finite_is_null_in_json() -> None:
     assert all(set(row) == fields for row in said["rows"])
 
 
-def test_maxlen_json_has_exactly_its_fields_and_is_json() -> None:
-    said = rows_json(
-        search_rows([make.step(1024), make.step(1025, "oom"), make.record()]), "results"
-    )
-    assert json.loads(json.dumps(said, allow_nan=False)) == said
-    assert [row["max_tokens"] for row in said["results"]] == [1024]
-    assert set(said["results"][0]) == set(fields_of(SearchRow))
-
-
 # ---- settings that keep rows apart -------------------------------------------------------------
 
 

@@ -1,7 +1,6 @@
 """The Python API without processes: outcomes come by formula."""
 
 import inspect
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from longseq_bench.cli.submission import SUBMIT
 from longseq_bench.config.schema import SweepFile, WorkloadSection
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
 from longseq_bench.core.errors import StoreError, UnknownNameError, UserError
-from longseq_bench.core.model import Trial
 from longseq_bench.core.options import OptionSpec
 from longseq_bench.core.settings import TRIAL, WORKLOAD
 from longseq_bench.store import RECORDS
@@ -97,27 +95,6 @@ def test_the_package_exports_what_it_lists() -> None:
         assert callable(getattr(longseq_bench, name))
     with pytest.raises(AttributeError, match="no attribute 'maxlength'"):
         _ = longseq_bench.maxlength  # type: ignore[attr-defined]
-
-
-# ---- a results folder that is moved while a run writes to it -----------------------------------
-
-
-def test_a_folder_that_is_moved_during_a_run_is_an_error_and_not_made_anew(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Mover(Machine):
-        def run(self, trial: Trial, on_phase: Any) -> Any:
-            if self.ran:
-                Path("out").rename("moved")
-            return super().run(trial, on_phase)
-
-    monkeypatch.setattr("longseq_bench.api.machine.make_launcher", Mover)
-    monkeypatch.setattr(tempfile, "tempdir", str(Path.cwd()))
-    with pytest.raises(StoreError) as failed:
-        swept(out="out")
-    assert len(longseq_bench.load("moved").records) == 2
-    assert f"its 2 records were copied to {Path.cwd()}" in str(failed.value)
-    assert not Path("out").exists()
 
 
 # ---- maxlen ------------------------------------------------------------------------------------

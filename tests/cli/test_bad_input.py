@@ -168,29 +168,6 @@ def test_a_folder_in_the_place_of_a_file_is_refused(name: str, capfd: Capture) -
     assert f"out/{name}" in message
 
 
-def test_a_broken_line_in_the_middle_is_skipped_counted_and_kept(capfd: Capture) -> None:
-    assert run(["sweep", "sound.yaml", "--out", "out"]) == 0
-    path = Path("out") / RECORDS
-    first, second = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(first + b'{"schema": 1, "tri\n' + second)
-    before = path.read_bytes()
-    capfd.readouterr()
-
-    assert run(["sweep", "sound.yaml", "--out", "out", "--json"]) == 0
-    captured = capfd.readouterr()
-    assert "line 2 is skipped (unchanged on disk): not a record" in captured.err
-    assert [row["tokens"] for row in json.loads(captured.out)["rows"]] == [32, 64]
-    assert path.read_bytes() == before
-
-    assert run(["show", "out", "--json"]) == 0
-    captured = capfd.readouterr()
-    assert "line 2 is skipped" in captured.err
-    assert len(json.loads(captured.out)["rows"]) == 2
-    assert run(["report", "out"]) == 0
-    assert "line 2 is skipped" in (Path("out") / "report.md").read_text()
-    assert path.read_bytes() == before
-
-
 @pytest.mark.parametrize(
     ("text", "why"),
     [

@@ -391,22 +391,6 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("longseq_bench.api.machine.make_launcher", Ranks)
 
 
-@pytest.mark.usefixtures("simulated")
-def test_a_search_on_ranks_counts_the_tokens_of_all(capfd: Capture) -> None:
-    command = ("maxlen", "--impl", "ring", *BUDGET_8MIB, "--json")
-    (one,) = document(capfd, *command)["results"]
-    (four,) = document(capfd, *command, "--world-size", "4")["results"]
-    assert (one["world_size"], four["world_size"]) == (1, 4)
-    assert four["max_tokens"] == pytest.approx(4 * one["max_tokens"], rel=0.08)
-    assert four["tokens_per_rank"] == -(-four["max_tokens"] // 4)
-    assert four["floor_tokens"] == 4 * 1024
-    assert four["fraction_of_floor"] == pytest.approx(four["max_tokens"] / 4096)
-    assert (four["limited_by"], four["imbalance"]) == ("memory", 1.0)
-    assert four["rank_peaks"] == [four["peak_bytes"]] * 4
-    assert run([*command[:-1], "--world-size", "4"]) == 0
-    assert "8 MiB a rank" in " ".join(capfd.readouterr().out.split())
-
-
 class OneGpu(Ranks):
     """A machine with one GPU."""
 
@@ -436,23 +420,6 @@ def test_the_default_device_is_cuda_where_it_works_and_the_first_line_says_so(
     reason = "" if device == "cuda" or "--device" in more else "; no cuda for 2 ranks: 1 GPU(s)"
     assert first.startswith(f"device: {name}; dtype: {dtype}{reason}")
     assert bool(reason) == ("can't share" in first)
-
-
-@pytest.mark.usefixtures("simulated")
-def test_a_sweep_over_ranks_has_speed_ups(tmp_path: Path, capfd: Capture) -> None:
-    grid = "tokens: 64\nimplementations: ring\nworld_size: [1, 2, 4]\nrounds: 2\n"
-    (tmp_path / "ranks.yaml").write_text("memory_budget: 64MiB\n" + grid)
-    rows = document(capfd, "sweep", "ranks.yaml", "--out", "out")["rows"]
-    assert [(row["world_size"], row["tokens_per_rank"]) for row in rows] == [
-        (1, 64), (2, 32), (4, 16),
-    ]  # fmt: skip
-    assert [row["speedup"] for row in rows] == pytest.approx([1, 2, 4])
-    assert [row["efficiency"] for row in rows] == pytest.approx([1, 1, 1])
-    ran = [(r.trial.round, r.trial.world_size) for r in load(tmp_path / "out").records]
-    assert ran == [(turn, ranks) for turn in (0, 1) for ranks in (1, 2, 4)]
-    assert "| Speed-up |" in (tmp_path / "out" / "report-details.md").read_text()
-    answer = document(capfd, "sweep", "ranks.yaml", "--dry-run")
-    assert [t["world_size"] for t in answer["trials"]] == [1, 2, 4]
 
 
 @pytest.mark.usefixtures("simulated")
@@ -517,15 +484,6 @@ def test_a_report_is_written_next_to_the_records(results: Path, capfd: Capture) 
     assert f"wrote {results / 'report.md'}" in captured.err.replace("\n", "")
     assert "dense" in (results / "report.md").read_text()
     assert "1,064" in (results / "report-details.md").read_text()
-
-
-def test_rows_and_maxima_are_one_json_document(results: Path, capfd: Capture) -> None:
-    answer = document(capfd, "show", results / RECORDS)
-    assert (set(answer), answer["schema"]) == ({"schema", "rows", "results"}, 1)
-    assert len(answer["rows"]) == 4
-    (found,) = answer["results"]
-    assert (found["max_tokens"], found["first_failure"]) == (1000, 1064)
-    assert (found["runs"], found["confirmations"]) == (3, 1)
 
 
 def test_a_report_shows_every_config_next_to_records(results: Path, tmp_path: Path) -> None:

@@ -94,22 +94,6 @@ def test_an_ambiguous_fraction_is_refused(option: str, output: str, capfd: Captu
     assert f"longseq: {name} {output}" in compare(capfd, "old", "slow", option, code=2)
 
 
-def test_fail_on_refuses_trials_of_different_machines(capfd: Capture) -> None:
-    slow = rounds(2.0, seq_len=128)
-    moved = [r.model_copy(update={"environment": make.environment("beta")}) for r in slow]
-    write_records("mixed", rounds(seq_len=64) + moved)
-    command = ("old", "mixed", "--fail-on", "5%", "--format", "md", "--out", "made")
-    assert compare(capfd, *command, code=2) == (
-        "longseq: 1 trial or search is in both, but on different machines (host alpha and beta); "
-        "--fail-on would ignore them, --across-machines compares them"
-    )
-    assert not Path("made").exists()
-    compare(capfd, *command, "--across-machines", code=4)
-    found = document(capfd, "compare", "old", "mixed")
-    assert [what["tokens"] for what in found["unlike_machines"]] == [128]
-    assert found["only_a"] == found["only_b"] == []
-
-
 # ---- --run ----
 
 

@@ -24,7 +24,7 @@ def test_a_file_that_is_too_large_is_refused(capfd: Capture) -> None:
     assert "sparse has more than 16 MiB" in refusal(capfd, *PLAN, "--hardware", "sparse")
 
 
-@pytest.mark.parametrize("command", ["show out", "compare out out"])
+@pytest.mark.parametrize("command", ["show out", "report out", "compare out out"])
 def test_a_command_that_reads_results_names_a_damaged_line(command: str, capfd: Capture) -> None:
     file = write_records("out", [record(), record(trial(seq_len=2048))]) / RECORDS
     file.write_text(file.read_text().replace("2048", "2047"))

@@ -1,14 +1,13 @@
 """Data models: validation, and equality after JSON."""
 
-import json
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from longseq_bench.core.cost import key_bytes_per_token
-from longseq_bench.core.model import Environment, Layers, OptionValue, Record, Trial, Workload
-from tests.make import environment, on_ranks, outcome, record, trial
+from longseq_bench.core.model import Environment, Layers, OptionValue, Trial, Workload
+from tests.make import environment, on_ranks, trial
 
 
 def test_a_trial_comes_back_from_json_with_its_types_and_key() -> None:
@@ -124,16 +123,6 @@ def test_samples_are_taken_over_ranks() -> None:
     assert both.samples("time") == (1.0, 2.0, 3.0, 1.5)
     assert both.largest("time") == 3.0
     assert both.largest("energy") is None
-
-
-def test_a_record_is_one_line_of_json() -> None:
-    """Also with infinite samples."""
-    sent = record(came_to=outcome(max_error=[float("inf"), 0.5]), predicted_tokens=4096)
-    line = sent.model_dump_json()
-    assert "\n" not in line
-    assert json.loads(line)["schema"] == 4
-    assert Record.model_validate_json(line) == sent
-    assert sent.key == sent.trial.key
 
 
 def test_the_fingerprint_covers_all_fields_but_volatile_ones() -> None:

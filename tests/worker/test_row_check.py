@@ -482,25 +482,11 @@ def test_one_row_of_another_head_is_seen(b: int, head: int, of: int, dtype: Any)
         assert f"token 303 of head {head} is" in (judge(attention) or "")
 
 
-def test_values_of_each_key_head_have_their_own_factor() -> None:
-    inputs = KnownScores(Workload(seq_len=9, heads=2, head_dim=16), MATCHING)
-    found = {tuple(inputs.factor(0, head).tolist()) for head in range(32)}  # type: ignore[union-attr]
-    assert len(found) == 32
-
-
 def test_a_key_that_no_row_sees_is_missed_by_the_rows_that_look_for_it_in_bfloat16() -> None:
     w = Workload(seq_len=3000, heads=2, head_dim=64, dtype="bfloat16")
     kind = "every 256th key dropped"
     reason = judge(IMPLEMENTATIONS.get("faulty")(w, Group.alone(), kind=kind), warm_up_only=True)
     assert "rows of output are wrong" in (reason or "")
-
-
-def test_exact_attention_that_denies_to_see_itself_is_checked_all_the_same() -> None:
-    attention = exact(300)
-    attention.__class__ = type("Modest", (type(attention),), {"sees_itself": False})
-    check = EveryRowCheck(attention)
-    assert judge(attention) is None
-    assert [inputs.name for inputs in check.remaining] == []
 
 
 class Windowed(Faulty):
