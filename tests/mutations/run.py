@@ -1,7 +1,7 @@
 """Apply each fault to a copy of the tree and run the tests that must turn red.
 
     python -m tests.mutations.run                      # all of them
-    python -m tests.mutations.run --area search
+    python -m tests.mutations.run --under search
     python -m tests.mutations.run --only torn-line --only verdict
 
 Exit code 0 where every fault was found, 1 where a fault stayed green, 2 where a fault no
@@ -86,13 +86,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--area", action="append", help="only faults of this area (repeatable)")
+    parser.add_argument("--under", default="", help="only faults of files whose path begins so")
     parser.add_argument("--only", action="append", help="only the fault of this id (repeatable)")
     parser.add_argument("--check", action="store_true", help="only check that every fault fits")
     parser.add_argument("--sound", action="store_true", help="only run their tests without a fault")
     asked = parser.parse_args(arguments)
-    areas, ids = (set(names or ()) for names in (asked.area, asked.only))
-    faults = [f for f in FAULTS if f.area in (areas or {f.area}) and f.id in (ids or {f.id})]
+    known = [f for f in FAULTS if f.file.startswith(asked.under)]
+    faults = [f for f in known if f.id in (asked.only or [f.id])]
     if misplaced := find_misplaced(faults):
         print("\n".join(misplaced))
         return 2
@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             start = time.monotonic()
             red, printed = run_fault(tree, fault)
             took = time.monotonic() - start
-            place = f"[{number}/{len(faults)}] {fault.area:9} {fault.id:30}"
+            place = f"[{number}/{len(faults)}] {fault.id:30}"
             print(f"{place} {'red' if red else 'GREEN':5} {took:6.1f} s", flush=True)
             if not red:
                 print(printed)
