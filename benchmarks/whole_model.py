@@ -59,7 +59,7 @@ def compare(name: str, folder: Path, memory: str, implementation: str) -> float:
 def main(arguments: Sequence[str]) -> int:
     """Compare all models; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--memory", default="256MiB", help="Memory of a rank.")
+    parser.add_argument("--memory", default="512MiB", help="Memory of a rank.")
     parser.add_argument("--impl", default="ring", help="Implementation.")
     asked = parser.parse_args(arguments)
     print(f"{asked.impl}, decode, bfloat16, {asked.memory} a rank")
