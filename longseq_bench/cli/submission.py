@@ -162,6 +162,8 @@ class Jobs:
         """Submit a job for each of these shards. Raises UserError with the sentence of sbatch."""
         from submitit import AutoExecutor
 
+        from longseq_bench.store import unwritable
+
         own = shard_command(sys.argv[1:], asked.get("nodes", 1))
         if self.by == "local":  # in turn, and Ctrl-C is for the command that follows them
             alone = ("flock", "--no-fork", str(self.folder / "lock"))
@@ -189,7 +191,11 @@ class Jobs:
                 # a job becomes its command, which gets its signals and has its exit code
                 jobs = executor.map_array(os.execvp, [own[0]] * len(shards), commands)
             self.ids |= {shard: job.job_id for shard, job in zip(shards, jobs, strict=True)}
-            self.file.write_text("".join(f"{shard} {job}\n" for shard, job in self.ids.items()))
+            new = self.file.with_suffix(".new")
+            new.write_text("".join(f"{shard} {job}\n" for shard, job in self.ids.items()))
+            new.replace(self.file)  # on a full disk the ids of earlier jobs are kept
+        except OSError as error:
+            raise unwritable(self.folder, error) from None
         except (RuntimeError, ValueError) as error:
             raise UserError(one_line(str(error))) from None
         finally:

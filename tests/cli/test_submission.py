@@ -1,5 +1,6 @@
 """`--submit`: shards as jobs of a Slurm that is made of shell scripts, and of this host."""
 
+import errno
 import re
 import signal
 import sys
@@ -100,6 +101,25 @@ def test_a_shard_with_a_job_is_left(monkeypatch: pytest.MonkeyPatch, capfd: Capt
     Path("refusal").write_text("a job is submitted again")
     assert submit(monkeypatch, *SLURM) == 0
     assert "end them with scancel 12 13\n" in capfd.readouterr().err
+
+
+def test_a_full_disk_keeps_the_jobs_of_earlier_commands(
+    monkeypatch: pytest.MonkeyPatch, capfd: Capture
+) -> None:
+    queue("RUNNING", "PENDING", "PENDING")
+    submit(monkeypatch, *SLURM)
+    queue("RUNNING", "FAILED", "PENDING")
+    kept = Path("out/submitted/slurm-3.txt").read_text()
+
+    def write(path: Path, text: str) -> None:
+        if path.parent.name == "submitted":
+            path.open("w").close()
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", write)
+    assert submit(monkeypatch, *SLURM) == 2
+    assert "out/submitted can't be written: No space left" in capfd.readouterr().err
+    assert Path("out/submitted/slurm-3.txt").read_text() == kept
 
 
 def follow(monkeypatch: pytest.MonkeyPatch, *steps: Callable[[], object]) -> int:
