@@ -164,11 +164,12 @@ class Jobs:
 
         from longseq_bench.store import unwritable
 
-        own = shard_command(sys.argv[1:], asked.get("nodes", 1))
+        first: list[str] = []
         if self.by == "local":  # in turn, and Ctrl-C is for the command that follows them
             alone = ("flock", "--no-fork", str(self.folder / "lock"))
-            own = ["setsid", "env", "--default-signal=INT", *alone, *own]
-        commands = [[*own, "--shard", f"{shard}/{self.count}"] for shard in shards]
+            first = ["setsid", "env", "--default-signal=INT", *alone]
+        names, nodes = [f"{shard}/{self.count}" for shard in shards], asked.get("nodes", 1)
+        commands = [[*first, *shard_command(sys.argv[1:], nodes, name)] for name in names]
         limit = asked.get("time", SUBMIT["time"].default)
         minutes = limit if limit.isdecimal() else parse_seconds(limit, "--time") / 60
         # no Ctrl-C between the jobs and their file; processes of this host inherit that
@@ -189,7 +190,7 @@ class Jobs:
             )
             with redirect_stderr(StringIO()):  # the error that is raised has it, too
                 # a job becomes its command, which gets its signals and has its exit code
-                jobs = executor.map_array(os.execvp, [own[0]] * len(shards), commands)
+                jobs = executor.map_array(os.execvp, [one[0] for one in commands], commands)
             self.ids |= {shard: job.job_id for shard, job in zip(shards, jobs, strict=True)}
             new = self.file.with_suffix(".new")
             new.write_text("".join(f"{shard} {job}\n" for shard, job in self.ids.items()))
@@ -235,9 +236,10 @@ class Jobs:
         return f"{words}; the end of {log}: {' | '.join(lines)}"
 
 
-def shard_command(arguments: Sequence[str], nodes: int) -> list[str]:
-    """Return the command of a job: the same arguments without those of submission."""
-    kept, words = [], iter(arguments)
+def shard_command(arguments: Sequence[str], nodes: int, shard: str) -> list[str]:
+    """Return the command of a job: the same arguments, with its shard for those of submission."""
+    command, *others = arguments
+    kept, words = [command, "--shard", shard], iter(others)
     for word in words:
         name, has_value, _ = word.removeprefix("--").replace("-", "_").partition("=")
         if not word.startswith("--") or name not in SUBMIT:

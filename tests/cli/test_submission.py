@@ -65,13 +65,17 @@ def command_of(job: str) -> list[str]:
 def test_an_array_has_a_job_for_each_shard(monkeypatch: pytest.MonkeyPatch) -> None:
     queue("RUNNING", "PENDING", "PENDING")
     of_job = ("--array-parallelism=2", "--partition", "gpu", "--time=90min", "--gpus-per-task=2")
-    assert submit(monkeypatch, *SLURM, *of_job, "--rounds", "2") == 0
+    assert (
+        submit(monkeypatch, "sweep", *SLURM[2:], *of_job, "--rounds", "2", "--", "sweep.yaml") == 0
+    )
     lines = Path("job.sh").read_text().splitlines()
     named = "array=0-2%2", "partition=gpu", "time=90", "gpus-per-node=2", "nodes=1", "signal=B:CONT"
     assert {f"#SBATCH --{one}" for one in named} <= {*lines}
     assert "srun" not in lines[-1]
-    own = ["sweep", "sweep.yaml", "--out", "out", "--rounds", "2", "--shard"]
-    assert [command_of(f"12_{i}") for i in range(3)] == [[*own, f"{i + 1}/3"] for i in range(3)]
+    assert [command_of(f"12_{i}") for i in range(3)] == [
+        ["sweep", "--shard", f"{i + 1}/3", "--out", "out", "--rounds", "2", "--", "sweep.yaml"]
+        for i in range(3)
+    ]
 
 
 def test_a_job_of_several_hosts_launches_over_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +83,7 @@ def test_a_job_of_several_hosts_launches_over_them(monkeypatch: pytest.MonkeyPat
     searches = ("maxlen", "--impl=ring", "--out=out")
     more = ("--submit=slurm", "--shards=1", "--nodes=2", "--time=7")
     assert submit(monkeypatch, *searches, *more) == 0
-    assert command_of("12") == ["launch", "--", *searches, "--shard", "1/1"]
+    assert command_of("12") == ["launch", "--", "maxlen", "--shard", "1/1", *searches[1:]]
     assert {"#SBATCH --nodes=2", "#SBATCH --time=7"} <= {*Path("job.sh").read_text().splitlines()}
 
 
@@ -95,7 +99,7 @@ def test_a_shard_with_a_job_is_left(monkeypatch: pytest.MonkeyPatch, capfd: Capt
     said = capfd.readouterr().err
     log = "out/submitted/12_2_0_log.out: b | c | slurmstepd: CANCELLED AT 21:28"
     assert f"shard 3 (job 12_2): CANCELLED, 0 trials; the end of {log}\n" in said
-    assert command_of("13")[-1] == "3/3"
+    assert command_of("13")[2] == "3/3"
     assert not [*Path("out/submitted").glob("13_*_submitted.pkl")]
     Path("queue").write_text("12_1|RUNNING\n13|PENDING\n")
     Path("refusal").write_text("a job is submitted again")
@@ -170,9 +174,9 @@ def test_jobs_of_this_host_run_in_turn(monkeypatch: pytest.MonkeyPatch, capfd: C
     for place in places:
         (place / "finished").unlink()
     Path("job").write_text(
-        "for last; do :; done; mkdir busy || echo two > overlap; sleep 0.3; rmdir busy\n"
-        'case $last in 3/3) echo "no GPU" >&2; exit 2;; esac\n'
-        "touch out/shard-${last%/3}-of-3/finished\n"
+        "mkdir busy || echo two > overlap; sleep 0.3; rmdir busy\n"
+        'case $3 in 3/3) echo "no GPU" >&2; exit 2;; esac\n'
+        "touch out/shard-${3%/3}-of-3/finished\n"
     )
     monkeypatch.setattr(submission, "PROGRAM", ("sh", "job"))
     monkeypatch.setitem(submission.POLL_S, "local", 0.1)
