@@ -17,7 +17,7 @@ from longseq_bench.api.side_by_side import Run, choose_workers, cpu_workers
 from longseq_bench.api.workloads import F, build_workload, make_trial, model_of, with_all_layers
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import StoreError, UserError
-from longseq_bench.core.model import Trial
+from longseq_bench.core.model import Trial, is_environment_failure
 from longseq_bench.core.settings import SEARCH, SHAPE
 from longseq_bench.core.units import format_bytes, parse_memory_budget, parse_seconds
 from longseq_bench.launchers.base import Launcher
@@ -162,6 +162,7 @@ def run_and_report(
             reporter.say([f"charts and a page: longseq report {whole} --format md,html"])
         elif not records:
             reporter.say(["nothing to run: this shard has no trials"])
-        if out and out != whole:
+        # a trial that something else ended runs again
+        if out and out != whole and not any(is_environment_failure(r.outcome) for r in records):
             (out / FINISHED).touch()
     return results

@@ -20,7 +20,7 @@ from longseq_bench.cli import run
 from longseq_bench.config.loader import parse_config
 from longseq_bench.config.trials import make_sweep
 from longseq_bench.core.cost import attention_flops
-from longseq_bench.core.model import Record, Trial
+from longseq_bench.core.model import Record, Trial, environment_failure
 from longseq_bench.launchers.base import LaunchResult, OnPhase
 from longseq_bench.store import RECORDS
 from tests.api.test_api import Machine
@@ -155,6 +155,23 @@ def test_a_missing_shard_is_named(monkeypatch: pytest.MonkeyPatch, capfd: Captur
     assert refusal(capfd, "show", "out") == f"the results hold no record; {said[0]}; {said[1]}"
     Path("out/shard-1-of-3", FILE).write_text("{")
     assert "3/shard.json does not describe a shard; delete it" in refusal(capfd, "show", "out")
+
+
+class Ended(Machine):
+    """A machine on which something other than the trial ends it, such as a killed worker."""
+
+    def run(self, trial: Trial, on_phase: OnPhase) -> LaunchResult:
+        return LaunchResult(environment_failure("worker 1 was killed by SIGKILL"), 2)
+
+
+def test_a_shard_with_a_trial_to_run_again_has_not_finished(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("longseq_bench.api.machine.make_launcher", Ended)
+        swept("1/1")
+    assert longseq_bench.load("out").notes == ("shard 1/1 of out has not finished",)
+    assert (swept().notes, Path("out/shard-1-of-1", FINISHED).exists()) == ((), True)
 
 
 # ---- runs ----------------------------------------------------------------------------------------
