@@ -1,7 +1,7 @@
 """Campaigns of random and hostile input, run by hand; `.ci/run` runs a short seed of some."""
 
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 LIMIT_S = 10
@@ -25,13 +25,3 @@ def limited() -> Iterator[None]:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
-
-
-def print_failures(failures: Iterable[str]) -> int:
-    """Print each failure as it is found, then their number. Return the exit code."""
-    count = 0
-    for failure in failures:
-        count += 1
-        print(failure, flush=True)
-    print(f"{count:,} failures")
-    return 1 if count else 0

@@ -29,7 +29,8 @@ from longseq_bench.cli import run
 from longseq_bench.core.model import SCHEMA, Record
 from longseq_bench.store import RECORDS, add_checksum, load, write_line
 from tests import make
-from tests.campaigns import Hang, limited, print_failures
+from tests.campaigns import Hang, limited
+from tests.reports.examples import rich, sparser
 
 NONSENSE = (float("inf"), float("-inf"), float("nan"), -1, -0.25, "many", [], [1], {}, {"a": 1})
 """Values that no sample may have."""
@@ -43,33 +44,21 @@ ODD = (
 FACTS = ("stacks", "every_row_checked", "dense", "dense_kernel", "errors", "kernel")
 
 
-def make_records() -> list[Record]:
-    """Return records of every kind: sweeps, ranks, sparse, decode, searches, failures."""
-    sparse = {"sparsity": 0.9, "pattern": "local-window"}
-    ring = make.trial("ring", world_size=2, options={"chunk": 64, "stages": (1, 2)})
-    base = make.trial("block-sparse", options=sparse, memory_budget=2**26)
+def make_records(rng: random.Random) -> list[Record]:
+    """Return some of the reports' records, and one of each kind that those lack."""
+    options = {"sparsity": 0.5, "pattern": "local-window"}
+    sparse = make.trial("block-sparse", options=options, memory_budget=2**26)
     decode = make.trial("sdpa", mode="decode", kv_heads=2, causal=True)
     here = make.environment(gpus=("H200",), load=(1.0, 2.0, 3.0), power_limits_w=(700.0, None))
-    known = {"flops": 1e9, "own_tokens": 64.0, "checked_rows": 8.0, "checked_passes": 2.0}
-    hang = {"stacks": {"0": ["a.py:1", "b.py:2"], "1": "c.py:3"}}
-    checked = {"dense": "measured", "every_row_checked": ["ramp"], "kernel": "native"}
-    against_dense = make.outcome(
-        facts=checked, time=[0.1] * 9, dense_time=[0.3] * 9, density_achieved=0.1,
-        density_asked=0.1, flops=1e8, dense_flops=1e9, peak=4096.0, max_error=1e-6,
-    )  # fmt: skip
-    too_slow = make.outcome("timeout", "too slow", "time")
+    checked = {"dense_kernel": "cudnn", "every_row_checked": ["ramp"], "kernel": "native"}
+    measured = make.measured(bytes_to_read=1e6, copy_bandwidth=1e9).model_copy(
+        update={"facts": checked}
+    )
     return [
-        make.record(came_to=make.measured(**known)),
-        make.record(make.trial(round=1), make.measured(0.2), where=here),
-        make.record(make.trial("dense", time_budget=2.0), make.measured(peak=2**30)),
-        make.record(ring, make.measured(ranks=2, bytes_sent=9.0, compute_time=[0.05] * 10)),
-        make.record(ring.replace(seed=1), make.outcome("hang", "no progress", "forward", hang)),
-        make.record(base, against_dense),
-        make.record(decode, make.measured(bytes_to_read=1e6, copy_bandwidth=1e9)),
+        *rng.sample([*rich(), *sparser()], 10),
+        make.record(decode, measured, where=here, foreseen={"peak_bytes": 10, "seconds": 0.5}),
         make.record(came_to=make.outcome("wrong", "too far", "check", max_error=float("inf"))),
-        *(make.step(2048), make.step(4096, "oom"), make.step(3072, purpose="edge")),
-        make.record(base.replace(options={**sparse, "sparsity": 0.5}), too_slow, purpose="density"),
-        make.record(foreseen={"peak_bytes": 10, "seconds": 0.5}, predicted_tokens=99),
+        make.record(sparse, make.outcome("timeout", "too slow", "time"), purpose="density"),
     ]
 
 
@@ -153,7 +142,7 @@ def draw_commands(rng: random.Random, folder: Path, out: Path, formats: str) -> 
 
 def try_file(rng: random.Random, folder: Path, formats: str) -> Iterator[str]:
     """Write one damaged file, read it with two commands, and yield what is wrong."""
-    written = [write_line(record) for record in make_records()]
+    written = [write_line(record) for record in make_records(rng)]
     mutated = {}
     for at in rng.sample(range(len(written)), rng.randint(1, 4)):
         line, what, is_wrong = mutate(written[at], rng)
@@ -185,17 +174,6 @@ def try_file(rng: random.Random, folder: Path, formats: str) -> Iterator[str]:
             yield f"{command[0]}: exit code {code}; {done}"
 
 
-def find_failures(count: int, seed: int, formats: str = "md,csv,json,html") -> Iterator[str]:
-    """Try `count` damaged files and yield what is wrong."""
-    with tempfile.TemporaryDirectory() as place:
-        for number in range(count):
-            # each file has its own seed, so that one can be tried again
-            rng, folder = random.Random(f"{seed} {number}"), Path(place, f"{number}")
-            for problem in try_file(rng, folder, formats):
-                yield f"file {number}: {problem}"
-            shutil.rmtree(folder)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=200, help="Number of files.")
@@ -203,7 +181,17 @@ def main() -> int:
     parser.add_argument("--formats", default="md,csv,json,html")
     given = parser.parse_args()
     print(f"seed {given.seed}, {given.count:,} files", flush=True)
-    return print_failures(find_failures(given.count, given.seed, given.formats))
+    count = 0
+    with tempfile.TemporaryDirectory() as place:
+        for number in range(given.count):
+            # each file has its own seed, so that one can be tried again
+            rng, folder = random.Random(f"{given.seed} {number}"), Path(place, f"{number}")
+            for problem in try_file(rng, folder, given.formats):
+                count += 1
+                print(f"file {number}: {problem}", flush=True)
+            shutil.rmtree(folder)
+    print(f"{count:,} failures")
+    return 1 if count else 0
 
 
 if __name__ == "__main__":
