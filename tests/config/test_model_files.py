@@ -162,20 +162,9 @@ FILES: dict[str, tuple[dict[str, Any], tuple[int, int, int, int], str]] = {
         standard(28, 3584, 32, num_key_value_heads=4, sliding_window=4096, use_sliding_window=True,
                  max_window_layers=28, model_type="qwen2"),
         (28, 4, 128, 128), "28 full, 4 sliding 4k"),
-    "phi-3-mini-4k": (
-        standard(32, 3072, 32, num_key_value_heads=32, sliding_window=2047, model_type="phi3"),
-        (32, 32, 96, 96), "32 sliding 2,047"),
-    "command-r": (
-        standard(64, 8192, 40, num_key_value_heads=64, model_type="cohere"),
-        (64, 64, 128, 128), "40 full"),
-    "olmo-2-7b": (standard(32, 4096, 32, model_type="olmo2"), (32, 32, 128, 128), "32 full"),
-    "starcoder2-7b": (
-        standard(36, 4608, 32, num_key_value_heads=4, sliding_window=4096, model_type="starcoder2"),
-        (36, 4, 128, 128), "32 sliding 4k"),
     "bloom": (
         {"n_head": 112, "n_embed": 14336, "n_layer": 70, "model_type": "bloom"},
         (112, 112, 128, 128), "70 full"),
-    "opt-6.7b": (standard(32, 4096, 32, model_type="opt"), (32, 32, 128, 128), "32 full"),
     "gpt-neox-20b": (standard(64, 6144, 44, model_type="gpt_neox"), (64, 64, 96, 96), "44 full"),
     "mpt-7b": (
         {"n_heads": 32, "d_model": 4096, "n_layers": 32, "model_type": "mpt",
