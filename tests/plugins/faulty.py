@@ -92,7 +92,7 @@ class Faulty(Attention):
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         w, group = self.workload, self.workload.heads // self.workload.kv_heads
         plain = w.mask is None and not w.decode and not w.sink and not w.soft_cap
-        plain = plain and not {self.kind} & {*MASKS, *WEIGHTS}
+        plain = plain and self.is_exact and not {self.kind} & {*MASKS, *WEIGHTS}
         if self.group.size == 1 and plain and self.kind != "kv heads in turn":
             return scaled_dot_product_attention(q, k, v, is_causal=w.causal, enable_gqa=True)
         if self.group.size > 1:
