@@ -206,7 +206,7 @@ FAULTS = (
     Fault("failure-below", "analysis/searches.py", "analysis/test_rows.py",
           "min((n for n in by_length if n > longest), default=None)",
           "min((n for n in by_length if n not in passed), default=None)"),
-    Fault("slower-is-faster", "analysis/labels.py", "analysis/test_rows.py",
+    Fault("slower-is-faster", "analysis/labels.py", "reports/test_figures.py",
           "times.get(row.world_size, times[min(times)]) / row.time_s",
           "row.time_s / times.get(row.world_size, times[min(times)])"),
     Fault("standard-memory-of-a-failure", "analysis/sweeps.py", "analysis/test_rows.py",
