@@ -62,14 +62,6 @@ def test_a_kernel_that_is_not_in_the_table_is_named(capfd: Capture) -> None:
     assert "is unknown and not counted" in " ".join(capfd.readouterr().out.split())
 
 
-def test_a_target_that_does_not_fit_names_the_smallest_world(capfd: Capture) -> None:
-    command = ["plan", "--impl", "ring", *SMALL, "--target", "2M", "--world-size", "2"]
-    assert run(command) == 2
-    output = capfd.readouterr().err.strip().splitlines()[-1]
-    assert "2M tokens don't fit in 4 GiB on 2 rank(s); ring fits them with --world-size" in output
-    assert run([*command[:-1], output.rsplit(" ", 1)[1]]) == 0
-
-
 NODES = (*SMALL, "--target", "4M", "--gpus-per-node", "8")
 """A target that needs more than a node."""
 

@@ -85,12 +85,6 @@ def test_wrong_implementations_fail(fault: str, dtype: Any, tokens: int) -> None
     assert "off the float64 reference" in reason
 
 
-def test_a_missing_far_key_fails() -> None:
-    """Fault 1, in float32: one key of thousands makes a measurable difference."""
-    unlike = errors_for(partial(Faulty, kind="first key not seen"), LONG)
-    assert unlike.over_tolerance("float32") is not None
-
-
 @pytest.mark.parametrize("tokens", [1, SHORT, LONG])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("name", ["sdpa", "ring", "dilated", "block-sparse"])
@@ -125,6 +119,7 @@ def test_averages_that_cancel_are_right(shape: dict[str, Any], dtype: Any) -> No
 
 
 def test_one_dropped_key_of_a_million_is_seen() -> None:
+    """Fault 1, in float32."""
     w = Workload(seq_len=1_000_000, heads=1, head_dim=8, mode="decode")
     attention, qkv = IMPLEMENTATIONS.get("sdpa")(w, Group.alone()), make_inputs(w, 0)
     rows = torch.tensor([w.seq_len - 1])
