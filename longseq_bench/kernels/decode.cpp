@@ -14,6 +14,7 @@
 
 #define KEYS 64  // keys per update of the maximum: their rows stay in the second-level cache
 #define ROWS 4   // rows of queries that are multiplied together
+#define AHEAD 16  // keys between a latent that is multiplied and one that is fetched
 
 typedef vec row_vec __attribute__((aligned(4)));  // in memory: part of a row
 typedef uint32_t uvec __attribute__((vector_size(4 * LANES), may_alias));
@@ -40,16 +41,19 @@ INLINE ivec widen(const int8_t *p) { return (ivec)_mm256_cvtepi8_epi32(_mm_loadl
 #else
 INLINE ivec widen(const int8_t *p) { return (ivec){p[0], p[1], p[2], p[3]}; }
 #endif
-struct fp8 {  // e4m3, whose bits are those of a float32 that is 2^120 times smaller
+struct fp8 {  // e4m3; becomes the float32 of its bits, which is 2^120 times smaller
     int8_t bits;
 };
 INLINE float wide(int8_t x) { return x; }
 INLINE float wide(fp8 x) {
     union { int32_t i; float f; } u = {(int32_t)x.bits * (1 << 20) & (int32_t)0x87f00000};
-    return u.f * 0x1p120f;
+    return u.f;
 }
+// The square root of what a number of a cache lacks: queries and scores have it, weights and outputs.
+template <typename T> INLINE float gain(const T *) { return 1; }
+INLINE float gain(const fp8 *) { return 0x1p60f; }
 INLINE vec load(const int8_t *p) { return __builtin_convertvector(widen(p), vec); }
-INLINE vec load(const fp8 *p) { return (vec)(widen(&p->bits) << 20 & (int32_t)0x87f00000) * 0x1p120f; }
+INLINE vec load(const fp8 *p) { return (vec)(widen(&p->bits) << 20 & (int32_t)0x87f00000); }
 INLINE vec load(const float *p) { return *(const row_vec *)p; }
 INLINE vec load(const bfloat16 *p) {
     return (vec)(__builtin_convertvector(*(const hvec *)p, uvec) << 16);
@@ -95,32 +99,22 @@ INLINE int place(int d, int dim, const bfloat16 *) {
 #define ODDS 1, 3, 5, 7
 #endif
 #if defined(__clang__)
-INLINE vec add_neighbours(vec a, vec b) {
-    return __builtin_shufflevector(a, b, EVENS) + __builtin_shufflevector(a, b, ODDS);
-}
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
-INLINE vec add_neighbours(vec a, vec b) {
-    return __builtin_shuffle(a, b, (ivec){EVENS}) + __builtin_shuffle(a, b, (ivec){ODDS});
-}
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (ivec){__VA_ARGS__})
 #endif
+INLINE vec add_neighbours(vec a, vec b) { return SHUFFLE(a, b, EVENS) + SHUFFLE(a, b, ODDS); }
 
-// Lane i of the result is the sum of the lanes of a[i]. Overwrites a.
-INLINE vec sums(vec *a) {
-    UNROLL for (int left = LANES; left > 1; left /= 2)
-        UNROLL for (int i = 0; i < left / 2; i++) a[i] = add_neighbours(a[2 * i], a[2 * i + 1]);
+// Lane i of the result is the sum of the lanes of a[i % N]. Overwrites a.
+template <int N> INLINE vec sums(vec *a) {
+    UNROLL for (int left = LANES, n = N; left > 1; left /= 2, n = n > 1 ? n / 2 : 1)
+        UNROLL for (int i = 0; 2 * i < n; i++) a[i] = add_neighbours(a[2 * i], a[n > 1 ? 2 * i + 1 : 0]);
     return a[0];
 }
 
-INLINE float sum(vec a) {
-    float total = 0;
-    UNROLL for (int i = 0; i < LANES; i++) total += a[i];
-    return total;
-}
-
 INLINE float largest(vec a) {
-    float most = a[0];
-    UNROLL for (int i = 1; i < LANES; i++) most = a[i] > most ? a[i] : most;
-    return most;
+    UNROLL for (int left = LANES; left > 1; left /= 2) a = larger(SHUFFLE(a, a, EVENS), SHUFFLE(a, a, ODDS));
+    return a[0];
 }
 
 // Fetch a row that is read after this tile: the prefetcher of the hardware stops at pages, and pauses
@@ -129,38 +123,65 @@ template <typename T> INLINE void fetch(const T *row, int dims) {
     for (int d = 0; d < dims; d += 64 / (int)sizeof(T)) __builtin_prefetch(row + d, 0, 2);
 }
 
+// The lanes of c[r * LANES] add up to q[r] . k for R rows of q.
+template <int R, typename T>
+INLINE void multiply_key(const float *q, int ldq, const T *k, int dim, vec *c) {
+    vec even[R], odd[R];
+    UNROLL for (int r = 0; r < R; r++) even[r] = odd[r] = (vec){0};
+    int d = 0;
+    for (; d + 2 * LANES <= dim; d += 2 * LANES) {
+        vec a, b;
+        load_two(k + d, a, b);
+        UNROLL for (int r = 0; r < R; r++) {
+            even[r] += a * load(q + r * ldq + d);
+            odd[r] += b * load(q + r * ldq + d + LANES);
+        }
+    }
+    if (d + LANES <= dim) {
+        vec a = load(k + d);
+        UNROLL for (int r = 0; r < R; r++) even[r] += a * load(q + r * ldq + d);
+        d += LANES;
+    }
+    for (; d < dim; d++)
+        UNROLL for (int r = 0; r < R; r++) odd[r][0] += wide(k[d]) * q[r * ldq + d];
+    UNROLL for (int r = 0; r < R; r++) c[r * LANES] = even[r] + odd[r];
+}
+
+template <typename T> INLINE bool in_pairs(const T *) { return false; }
+#if defined(__AVX512BF16__) && LANES == 16
+// The processor multiplies pairs of bfloat16 and adds in float32: q has bfloat16, too.
+INLINE bool in_pairs(const bfloat16 *) { return true; }
+template <int R>
+INLINE void multiply_key(const float *q, int ldq, const bfloat16 *k, int dim, vec *c) {
+    vec even[R], odd[R];
+    UNROLL for (int r = 0; r < R; r++) even[r] = odd[r] = (vec){0};
+    auto add = [&](vec *sum, int d, __mmask32 in) __attribute__((always_inline)) {
+        __m512i a = _mm512_maskz_loadu_epi16(in, k + d);
+        UNROLL for (int r = 0; r < R; r++) {
+            __m512i b = _mm512_maskz_loadu_epi16(in, (const bfloat16 *)(q + r * ldq) + d);
+            sum[r] = (vec)_mm512_dpbf16_ps((__m512)sum[r], (__m512bh)a, (__m512bh)b);
+        }
+    };
+    int d = 0;
+    for (; d + 64 <= dim; d += 64) add(even, d, ~0u), add(odd, d + 32, ~0u);
+    for (; d < dim; d += 32) add(even, d, dim - d < 32 ? (1u << (dim - d)) - 1 : ~0u);
+    UNROLL for (int r = 0; r < R; r++) c[r * LANES] = even[r] + odd[r];
+}
+#endif
+
 // s[r][key] = q[r] . k[key] for R rows of q and `count` keys. Fetches the values of the keys.
 template <int R, typename T>
 INLINE void score(const float *q, int ldq, const T *k, int64_t ldk, int dim, const T *v,
                   int64_t ldv, int v_dim, int count, float *s) {
-    const int whole = dim / LANES * LANES;
     for (int first = 0; first < count; first += LANES) {
         vec c[R][LANES];
-        for (int i = 0; i < LANES; i++) {
-            vec even[R], odd[R];
-            UNROLL for (int r = 0; r < R; r++) even[r] = odd[r] = (vec){0};
+        for (int i = 0; i < LANES; i++)
             if (first + i < count) {
-                const T *row = k + (first + i) * ldk;
                 if (v) fetch(v + (first + i) * ldv, v_dim);
-                int d = 0;
-                for (; d + 2 * LANES <= whole; d += 2 * LANES) {
-                    vec a, b;
-                    load_two(row + d, a, b);
-                    UNROLL for (int r = 0; r < R; r++) {
-                        even[r] += a * load(q + r * ldq + d);
-                        odd[r] += b * load(q + r * ldq + d + LANES);
-                    }
-                }
-                if (d < whole) {
-                    vec a = load(row + d);
-                    UNROLL for (int r = 0; r < R; r++) even[r] += a * load(q + r * ldq + d);
-                }
-                for (d = whole; d < dim; d++)
-                    UNROLL for (int r = 0; r < R; r++) odd[r][0] += wide(row[d]) * q[r * ldq + d];
-            }
-            UNROLL for (int r = 0; r < R; r++) c[r][i] = even[r] + odd[r];
-        }
-        UNROLL for (int r = 0; r < R; r++) *(row_vec *)(s + r * KEYS + first) = sums(c[r]);
+                multiply_key<R>(q, ldq, k + (first + i) * ldk, dim, &c[0][i]);
+            } else
+                UNROLL for (int r = 0; r < R; r++) c[r][i] = (vec){0};
+        UNROLL for (int r = 0; r < R; r++) *(row_vec *)(s + r * KEYS + first) = sums<LANES>(c[r]);
     }
 }
 
@@ -186,10 +207,9 @@ INLINE void add_dims(const float *s, const float *keep, const T *v, int64_t ldv,
 }
 
 template <int R, typename T>
-INLINE void add_values(const float *s, const float *keep, const T *v, int64_t ldv, int dim,
+INLINE void add_values(const float *s, const float *keep, const T *v, int64_t ldv, int d, int dim,
                        int count, const T *next, int64_t ldn, float *o, int ldo) {
     const int V = R == 1 ? 8 : 4;
-    int d = 0;
     for (; d + V * LANES <= dim; d += V * LANES)
         add_dims<R, V>(s, keep, v, ldv, d, count, next, ldn, o, ldo);
     for (; d + 2 * LANES <= dim; d += 2 * LANES)
@@ -202,6 +222,9 @@ INLINE void add_values(const float *s, const float *keep, const T *v, int64_t ld
             o[r * ldo + d] = total;
         }
 }
+
+// Of q . k: a weight is a power of 2.
+INLINE float factor(const Decode *p) { return p->scale * 1.44269504088896; }
 
 // Turn scores of a row into weights relative to its new maximum; return the factor of older ones.
 INLINE float weigh(float *s, int from, int to, int count, float *m, float *l) {
@@ -220,7 +243,7 @@ INLINE float weigh(float *s, int from, int to, int count, float *m, float *l) {
         total += w;
     }
     float keep = *m == NEVER ? 0 : exp2v(splat(*m - most))[0];
-    *l = *l * keep + sum(total);
+    *l = *l * keep + sums<1>(&total)[0];
     *m = most;
     return keep;
 }
@@ -236,8 +259,8 @@ INLINE void add_tile(const Decode *p, int row, const float *q, int ldq, const T 
                      int64_t scale_at, float *s, float *o, float *m, float *l) {
     float keep[R];
     score<R>(q + row * ldq, ldq, k, p->k.token, p->dim, fetched, p->v.token, dims, count, s);
-    if (sizeof(T) == 1) multiply<R>(s, p->k_scale[scale_at]);
-    const float cap = p->cap * p->scale * 1.44269504088896f;
+    multiply<R>(s, factor(p) * gain(k) * (sizeof(T) == 1 ? p->k_scale[scale_at] : 1));
+    const float cap = p->cap * factor(p);
     for (int at = 0; cap && at < R * KEYS; at += LANES) *(row_vec *)(s + at) = capped(load(s + at), cap);
     UNROLL for (int r = 0; r < R; r++) {
         int64_t token = (row + r) % p->queries;
@@ -246,8 +269,46 @@ INLINE void add_tile(const Decode *p, int row, const float *q, int ldq, const T 
         to = to < from ? from : to > count ? count : to;
         keep[r] = weigh(s + r * KEYS, from, to, count, m + row + r, l + row + r);
     }
-    if (sizeof(T) == 1) multiply<R>(s, p->v_scale[scale_at]);
-    add_values<R>(s, keep, v, p->v.token, p->v_dim, count, next, p->k.token, o + row * p->v_dim, p->v_dim);
+    if (sizeof(T) == 1) multiply<R>(s, gain(v) * p->v_scale[scale_at]);
+    add_values<R>(s, keep, v, p->v.token, 0, p->v_dim, count, next, p->k.token, o + row * p->v_dim, p->v_dim);
+}
+
+// Latents first ... last - 1 for one query, all of which it sees. Values of a few are added between
+// the scores of the next few: memory works all the time. Those of both fit into the first-level
+// cache; the prefetcher of the hardware would stop where other reads miss it.
+template <typename T>
+static void add_latents(const Decode *p, const float *q, const T *k, int64_t first, int64_t last,
+                        float *s, float *o, float *m, float *l) {
+    const int most = 16 / sizeof(T), N = most < LANES / 2 ? most : LANES / 2;
+    const int dims = 8 * LANES;  // what add_values computes in registers
+    const int64_t ld = p->k.token;
+    ivec lane;
+    for (int i = 0; i < LANES; i++) lane[i] = i;
+    for (int64_t start = first; start < last + N; start += N, k += N * ld) {
+        const int64_t left = last - start;
+        const int count = left < N ? left : N, before = left < 0 ? left + N : N;
+        vec c[LANES];
+        for (int i = 0, d = 0; i < N; i++) {
+            c[i] = (vec){0};
+            if (i < count) {
+                fetch(k + (i + AHEAD) * ld, p->dim);
+                multiply_key<1>(q, 0, k + i * ld, p->dim, &c[i]);
+            }
+            const int end = i + 1 < N ? p->v_dim * (i + 1) / N / dims * dims : p->v_dim;
+            if (start > first)
+                add_values<1>(s, s + N, k - N * ld, ld, d, end, before, (const T *)0, 0, o, 0);
+            d = end;
+        }
+        if (count <= 0) break;
+        vec x = sums<N>(c) * factor(p), weights;
+        if (p->cap) x = capped(x, p->cap * factor(p));
+        // the maximum so far takes part: its weight is the factor of older sums
+        x = lane < count ? x : lane == N ? splat(*m) : splat(NEVER);
+        *m = largest(x);
+        *(row_vec *)s = x = exp2v(x - *m);
+        weights = lane < count ? x : (vec){0};
+        *l = *l * s[N] + sums<1>(&weights)[0];
+    }
 }
 
 // Q, T: types of the queries and of the cache.
@@ -256,13 +317,14 @@ template <typename Q, typename T> static void split(const Decode *p, int64_t uni
     float *s = q + rows * ldq, *m = s + ROWS * KEYS, *l = m + rows, *o = l + rows;
     int64_t part = unit % p->splits, head = unit / p->splits % p->kv_heads;
     int64_t batch = unit / p->splits / p->kv_heads;
-    const float scale = 1.44269504088896 * p->scale;
     for (int r = 0; r < rows; r++) {
         const Q *from = (const Q *)p->q.data + batch * p->q.batch +
                         (head * p->group + r / p->queries) * p->q.head +
                         r % p->queries * p->q.token;
-        for (int d = 0; d < p->dim; d++)
-            q[r * ldq + place(d, p->dim, (const T *)0)] = wide(from[d]) * scale;
+        if (in_pairs((const T *)0)) memcpy(q + r * ldq, from, sizeof(Q) * p->dim);
+        else
+            for (int d = 0; d < p->dim; d++)
+                q[r * ldq + place(d, p->dim, (const T *)0)] = wide(from[d]) * gain((const T *)0);
         m[r] = NEVER;
         l[r] = 0;
     }
@@ -289,13 +351,17 @@ template <typename Q, typename T> static void split(const Decode *p, int64_t uni
         fetched = more + from, dims = p->dim * (r + R) / rows - from, next = 0; \
     } \
     add_tile<R>(p, r, q, ldq, k, v, start, count, fetched, dims, next, scale_at, s, o, m, l)
+        if (rows == 1 && v == k && sizeof(T) > 1 && p->v.token == p->k.token) {
+            add_latents(p, q, k, first, last, s, o, m, l);
+            break;
+        }
         int r = 0;
         for (; r + ROWS <= rows; r += ROWS) { ADD(ROWS); }
         for (; r + 2 <= rows; r += 2) { ADD(2); }
         for (; r < rows; r++) { ADD(1); }
     }
     for (int r = 0; r < rows; r++) {
-        float inverse = l[r] == 0 ? 0 : 1 / l[r];
+        float inverse = l[r] == 0 ? 0 : gain((const T *)0) / l[r];
         for (int d = 0; d < p->v_dim; d++)
             out[r * p->v_dim + d] = o[r * p->v_dim + place(d, p->v_dim, (const T *)0)] * inverse;
         p->lse[at + r] = l[r] == 0 ? -INFINITY : m[r] * LN2 + logf(l[r]);

@@ -74,6 +74,8 @@ STEPS = [
     Step(1, 2, 2, 7, 64, 64, 40),
     Step(2, 7, 1, 3, 1300, 57, 40, scores=Scores(scale=0.2)),
     Step(1, 6, 2, 2, 700, 80, 64, scores=Scores(soft_cap=1.5)),
+    *(Step(1, 2, 2, 1, n, 57, 40, scores=Scores(scale=0.2)) for n in (1, 7, 8, 10)),
+    Step(2, 1, 1, 1, 1303, 320, 296, scores=Scores(scale=0.2, soft_cap=1.5)),
 ]
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 QUANTISED = [
