@@ -35,6 +35,7 @@ def scaling(
     """
     from longseq_bench.api import machine
     from longseq_bench.api.running import build_trials, run_search
+    from longseq_bench.api.shards import choose_shard
     from longseq_bench.cli import session
     from longseq_bench.core.options import parse_assignments
     from longseq_bench.reports.brief import scaling_brief
@@ -53,8 +54,9 @@ def scaling(
     with machine.open_launcher(reporter, impl) as (launcher, catalogue):
         trials = build_trials(catalogue, chosen, assignments, given, folder, worlds, reporter)
         launcher.check(trials)
+        place, trials = choose_shard(trials, folder, None, "")
         found = run_search(
-            launcher, catalogue, trials, folder,
+            launcher, catalogue, trials, place,
             lambda chosen, predictor: strategy.scaling(chosen, 1, predictor), reporter,
         )  # fmt: skip
     return session.print_results(

@@ -249,8 +249,12 @@ def test_folders_of_other_runs_are_refused_and_nothing_is_lost(capfd: Capture) -
         (["out/shard-1-of-2"], "2 is the folder of one shard; name the folder above with --out"),
     ):
         assert sentence in refusal(capfd, *swept_again, *arguments)
-    assert run(["scaling", "--impl", "ring", "--out", "out"]) == 2
-    assert "out holds the shards of another run" in capfd.readouterr().err
+    for out, sentence in (
+        ("out", "out holds the shards of another run"),
+        ("out/shard-1-of-2", "2 is the folder of one shard; name the folder above with --out"),
+    ):
+        assert run(["scaling", "--impl", "ring", "--out", out]) == 2
+        assert sentence in capfd.readouterr().err
     assert "--shard needs --out" in refusal(capfd, *swept_again[:2], "--shard", "1/2")
     assert kept == {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
     Path("full").write_text("")
