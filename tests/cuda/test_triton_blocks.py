@@ -10,7 +10,8 @@ import torch
 
 from longseq_bench.kernels.work_items import WorkItems
 from longseq_bench.patterns.blocks import make_layout
-from tests.kernels.test_triton_blocks import assert_right, inputs
+from tests.kernels.plain_attention import inputs
+from tests.kernels.test_triton_blocks import assert_right
 
 pytestmark = pytest.mark.cuda
 

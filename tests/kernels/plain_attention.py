@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from longseq_bench.kernels.exact.base import Use, select
+from longseq_bench.kernels.tiling import wide
 from longseq_bench.patterns.block_layout import BlockLayout
 
 EXACT = select("aten-flash-cpu", Use("cpu", torch.float32, 16, True))[0]
@@ -72,6 +74,45 @@ def masks(layouts: Sequence[BlockLayout]) -> Tensor:
     """Return True where a query sees a key, (layouts, N, N)."""
     tokens = np.arange(layouts[0].seq_len)
     return torch.from_numpy(np.stack([one.multiplicity(tokens, tokens) > 0 for one in layouts]))
+
+
+class PassResult(NamedTuple):
+    out: Tensor
+    lse: Tensor
+    grads: Sequence[Tensor]
+
+
+def inputs(
+    tokens: int,
+    dtype: torch.dtype = torch.float32,
+    heads: tuple[int, int] = (2, 1),
+    dim: int = 16,
+    batch: int = 1,
+) -> tuple[list[Tensor], Tensor]:
+    """Return q, k, v and a gradient of the output."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = [(batch, h, tokens, dim) for h in (heads[0], heads[1], heads[1], heads[0])]
+    q, k, v, grad_out = (torch.randn(size, generator=generator).to(dtype) for size in sizes)
+    return [q, k, v], grad_out
+
+
+def assert_passed(
+    got: PassResult,
+    layouts: Sequence[BlockLayout],
+    tensors: Sequence[Tensor],
+    grad_out: Tensor,
+    soft_cap: float | None = None,
+    like: torch.dtype = torch.float32,
+) -> None:
+    """Compare a pass with its definition; like: whose tolerance the log-sum-exp has."""
+    dtype = grad_out.dtype
+    expected = PassResult(*gradients(tensors, grad_out, masks(layouts), soft_cap))
+    assert (got.out.dtype, got.lse.dtype) == (dtype, wide(grad_out))
+    assert_near(got.out, expected.out, dtype)
+    assert_near(got.lse, expected.lse, like)
+    for own, expected_grad in zip(got.grads, expected.grads, strict=True):
+        assert own.dtype == dtype
+        assert_near(own, expected_grad, dtype)
 
 
 def draw_grouped(queries: int, keys: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,8 +24,7 @@ from longseq_bench.core.workload import Scores
 from longseq_bench.kernels.merge import merge_part, put_rows, take_rows
 from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.blocks import PATTERNS, make_layout
-from tests.kernels import plain_attention
-from tests.kernels.plain_attention import assert_near
+from tests.kernels.plain_attention import PassResult, assert_passed, inputs
 from tests.kernels.triton_interpreter import LIMIT_S, Interpreted
 
 pytestmark = [
@@ -35,12 +34,6 @@ pytestmark = [
 
 
 # ---- passes in Triton's interpreter -------------------------------------------------------------
-
-
-class PassResult(NamedTuple):
-    out: Tensor
-    lse: Tensor
-    grads: tuple[Tensor, ...]
 
 
 def run(
@@ -63,37 +56,6 @@ def run(
         return PassResult(out, lse, kernel.backward((grad_out, q, out, lse), tuple(keys)))
     finally:
         triton_blocks.select_shape = chosen
-
-
-def inputs(
-    tokens: int,
-    dtype: torch.dtype = torch.float32,
-    heads: tuple[int, int] = (2, 1),
-    dim: int = 16,
-    batch: int = 1,
-) -> tuple[list[Tensor], Tensor]:
-    """Return q, k, v and a gradient of the output."""
-    generator = torch.Generator().manual_seed(0)
-    sizes = [(batch, h, tokens, dim) for h in (heads[0], heads[1], heads[1], heads[0])]
-    q, k, v, grad_out = (torch.randn(size, generator=generator).to(dtype) for size in sizes)
-    return [q, k, v], grad_out
-
-
-def assert_passed(
-    got: PassResult,
-    layouts: Sequence[BlockLayout],
-    tensors: Sequence[Tensor],
-    grad_out: Tensor,
-    soft_cap: float | None = None,
-) -> None:
-    masks, dtype = plain_attention.masks(layouts), grad_out.dtype
-    expected = PassResult(*plain_attention.gradients(tensors, grad_out, masks, soft_cap))
-    assert (got.out.dtype, got.lse.dtype) == (dtype, torch.float32)
-    assert_near(got.out, expected.out, dtype)
-    assert_near(got.lse, expected.lse, torch.float32)
-    for own, expected_grad in zip(got.grads, expected.grads, strict=True):
-        assert own.dtype == dtype
-        assert_near(own, expected_grad, dtype)
 
 
 def assert_right(
