@@ -5,18 +5,16 @@
 
 Prints the status of each kind of fault in three dtypes, on one rank and on two, with the reason.
 `--write` writes the table into docs/what-the-check-sees.md. Takes some minutes on two cores.
-`--kinds WORDS` runs the kinds whose name has a match, `--times N` each case N times, `--busy N` all
-beside N processes that keep a core busy each, and `--device cuda` those of one rank on a GPU.
+`--kinds WORDS` runs the kinds whose name has a match, `--times N` each case N times, and
+`--device cuda` those of one rank on a GPU.
 """
 
 import argparse
 import re
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -160,22 +158,12 @@ def write(text: str) -> None:
     PAGE.write_text(pattern.sub(lambda _: f"{BEGIN}\n\n{text}\n{END}", page))
 
 
-@contextmanager
-def busy(count: int) -> Iterator[None]:
-    """Keep cores busy while the block runs."""
-    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
-    yield
-    for other in others:
-        other.kill()
-
-
 def main() -> int:
     """Run the cases; the exit code is 1 if a right implementation is called wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--kinds", default="")
     parser.add_argument("--times", type=int, default=1)
-    parser.add_argument("--busy", type=int, default=0)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     args = parser.parse_args()
     every = ["none", *(k for stage in STAGES.values() for k in stage)]
@@ -184,7 +172,7 @@ def main() -> int:
     todo = list(cases(kinds, DTYPES, ranks)) * args.times
     found: dict[Case, Outcome] = {}
     start, false_alarms, missed = time.monotonic(), 0, 0
-    with busy(args.busy), LocalLauncher() as launcher:
+    with LocalLauncher() as launcher:
         for i, case in enumerate(todo, 1):
             outcome = run_case(launcher, case, args.device)
             seen = is_right(case, outcome)
