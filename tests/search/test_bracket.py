@@ -167,12 +167,6 @@ def test_a_machine_without_noise_is_always_closed_and_confirmed() -> None:
         assert_closed(run(smooth(random.Random(seed))))
 
 
-def test_a_hopeless_run_ends_the_search_at_once() -> None:
-    log = run(lambda n: Result(False, hopeless=True))
-    assert len(log.requests) == 1
-    assert (log.history.low, log.history.high) == (0, log.requests[0].tokens)
-
-
 # ---- limited by time on a noisy machine ---------------------------------------------------------
 
 
@@ -276,15 +270,3 @@ def test_good_expected_loads_need_five_runs_on_average() -> None:
         counts.append(len(log.requests))
     assert max(counts) <= 8
     assert sum(counts) / len(counts) <= 5
-
-
-def test_the_first_run_is_just_below_the_expected_edge() -> None:
-    def line(n: int) -> Result:
-        return loads_of(n, n / 100_000, 0.0)
-
-    log = run(line, expected=expected_loads_of(line))
-    lengths = [request.tokens for request in log.requests]
-    assert lengths[0] == pytest.approx(99_500, abs=200)
-    assert {request.predicted for request in log.requests} == {log.requests[0].predicted}
-    assert log.requests[0].predicted == pytest.approx(100_000, rel=0.002)
-    assert len(lengths) == 3
