@@ -31,10 +31,7 @@ def missing(code: int) -> Any:
 
 
 def install(
-    monkeypatch: pytest.MonkeyPatch,
-    *gpus: FakeGpu,
-    driver: str = "580.1",
-    **changes: Any,
+    monkeypatch: pytest.MonkeyPatch, *gpus: FakeGpu, driver: str = "580.1", **changes: Any
 ) -> None:
     """Replace the functions of NVML that the package calls."""
 

@@ -73,9 +73,7 @@ CAUGHT: dict[int, list[str]] = {
         "worker.test_limits:test_the_peak_is_the_largest_need",
         "core.test_units:test_formatting",
     ],
-    11: [
-        "launchers.test_local:test_each_failure_has_its_reason",
-    ],
+    11: ["launchers.test_local:test_each_failure_has_its_reason"],
     12: [
         "search.test_bracket:test_promises_are_kept_on_random_machines",
         "search.test_bracket:test_a_machine_without_noise_is_always_closed_and_confirmed",

@@ -201,10 +201,7 @@ def test_a_file_gives_the_same_sweep_as_its_keywords() -> None:
     ("given", "sentence"),
     [
         ({"tokens": None}, "this sweep: tokens is missing; give it, or the path of a sweep file"),
-        (
-            {"config": "a.yaml"},
-            "a sweep file and implementations, memory_budget, tokens exclude",
-        ),
+        ({"config": "a.yaml"}, "a sweep file and implementations, memory_budget, tokens exclude"),
         ({"tokens": "4q"}, "this sweep: tokens '4q' can't be read"),
         ({"heads": object}, "this sweep: heads <class 'object'> is not a whole number"),
         ({"mode": "fwd"}, "this sweep: unknown mode 'fwd'"),

@@ -125,11 +125,7 @@ def _use_small_sizes(stack: ExitStack) -> None:
     chunk = 4 * (FINE + 4)
     tiles = TileSizes(FINE + 4, FINE + 4, chunk, chunk, FINE, 4096, chunk)
     stack.enter_context(patch.dict(SIZES, cpu=tiles))
-    sizes = {
-        "BLOCKS_PER_SHARD": 1000,
-        "MIN_TRANSFER": FINE,
-        "TRANSFERS": 1000,
-    }
+    sizes = {"BLOCKS_PER_SHARD": 1000, "MIN_TRANSFER": FINE, "TRANSFERS": 1000}
     packages = ("longseq_bench.attention.", "longseq_bench.distributed.")
     modules = [m for name, m in sys.modules.items() if name.startswith(packages)]
     for name, size in sizes.items():

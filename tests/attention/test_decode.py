@@ -218,11 +218,7 @@ def test_a_quantised_cache_is_counted_with_its_scales() -> None:
         ("ring", {"chunk": 64}, "chunk=64 has no meaning"),
         ("ring", {"wire_dtype": "bfloat16"}, "wire_dtype=bfloat16 has no meaning"),
         ("ring", {"offload": "host"}, "offload=host has no meaning"),
-        (
-            "ring",
-            {"kernel": "aten-flash-cpu", "latent": "12+4"},
-            "can.t scale a latent",
-        ),
+        ("ring", {"kernel": "aten-flash-cpu", "latent": "12+4"}, "can.t scale a latent"),
         ("block-sparse", {"pattern": "sink-window", "kernel": "torch"}, "use auto"),
         ("block-sparse", {"pattern": "indices"}, "several new tokens need causal=true"),
     ],

@@ -23,10 +23,7 @@ EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "my_attention.py"
 
 
 class TestWindowOfTheDocs(ImplementationContract):
-    cases = (
-        (f"{EXAMPLE}:my_window", {"window": 3}),
-        (f"{EXAMPLE}:my_window", {"window": 200}),
-    )
+    cases = ((f"{EXAMPLE}:my_window", {"window": 3}), (f"{EXAMPLE}:my_window", {"window": 200}))
 
 
 def build(folder: Path, text: str, tokens: int = 40, **fields: Any) -> Attention:

@@ -45,9 +45,7 @@ def test_it_equals_a_full_sort(
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_the_result_is_the_same_in_chunks_requested_in_order(
-    causal: bool,
-) -> None:
+def test_the_result_is_the_same_in_chunks_requested_in_order(causal: bool) -> None:
     scores = np.random.default_rng(2).integers(0, 5, (50, 50)).astype(np.float32)
     whole = layout_of(scores, 0.8, causal)
     requested: list[tuple[int, int]] = []

@@ -105,9 +105,7 @@ def test_a_kind_of_layers_gives_its_shape_and_its_mask(capfd: Capture) -> None:
     )
 
 
-def test_ids_of_hugging_face_are_built_in_models_or_say_how_to_get_the_file(
-    capfd: Capture,
-) -> None:
+def test_ids_of_hugging_face_are_built_in_models_or_say_how_to_get_the_file(capfd: Capture) -> None:
     ids = ["meta-llama/Llama-3.1-8B", "google/gemma-2-9b", "Qwen/qwen3-8b-base"]
     names = [document(capfd, "models", "--model", one)["models"][0]["name"] for one in ids]
     assert names == ["llama-3.1-8b", "gemma-2-9b", "qwen3-8b"]

@@ -178,10 +178,7 @@ def test_missing_values_come_last_either_way() -> None:
 
 @pytest.mark.parametrize(
     ("keys", "places"),
-    [
-        (["-tokens"], [5, 1, 2, 3, 0, 4, 6]),
-        (["-option.chunk"], [3, 2, 5, 6, 0, 1, 4]),
-    ],
+    [(["-tokens"], [5, 1, 2, 3, 0, 4, 6]), (["-option.chunk"], [3, 2, 5, 6, 0, 1, 4])],
 )
 def test_equal_rows_keep_their_order_and_a_second_field_breaks_ties(
     keys: list[str], places: list[int]

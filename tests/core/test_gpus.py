@@ -6,12 +6,7 @@ from pathlib import Path
 import pytest
 
 from longseq_bench.core import gpus
-from longseq_bench.core.gpus import (
-    Clocks,
-    list_gpus,
-    load_cudnn,
-    read_visible_gpus,
-)
+from longseq_bench.core.gpus import Clocks, list_gpus, load_cudnn, read_visible_gpus
 from tests.fake_nvml import FakeGpu, install
 
 GIB = 2**30

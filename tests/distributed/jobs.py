@@ -19,12 +19,7 @@ from longseq_bench.attention.tiles import LocalShare
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.deepspeed_transport import DeepspeedRing, connect
 from longseq_bench.distributed.group import Group, Pending
-from longseq_bench.distributed.kv_exchange import (
-    KVBlock,
-    KVBlocks,
-    KVPair,
-    RingExchange,
-)
+from longseq_bench.distributed.kv_exchange import KVBlock, KVBlocks, KVPair, RingExchange
 
 B, H, D = 2, 2, 3
 TOKEN_BYTES = 2 * B * H * D * 4

@@ -21,10 +21,7 @@ def layout_of(pattern: str, tokens: int, causal: bool, block: int = BLOCK) -> Bl
 
 
 def assert_layout(
-    layout: BlockLayout,
-    kv_heads: int = 2,
-    dtype: torch.dtype = torch.float32,
-    batch: int = 2,
+    layout: BlockLayout, kv_heads: int = 2, dtype: torch.dtype = torch.float32, batch: int = 2
 ) -> None:
     tensors, grad_out = inputs(layout.seq_len, dtype, (HEADS, kv_heads), batch=batch)
     kernel = build_layout_kernel("torch", (layout,), HEADS)

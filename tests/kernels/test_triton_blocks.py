@@ -99,8 +99,7 @@ def test_every_head_dim_and_dtype(interpreted: Interpreted, dim: int, dtype: tor
 
 
 @pytest.mark.parametrize(
-    ("tile", "causal"),
-    [((16, 32), False), ((32, 16), True), ((16, 64), True), ((64, 16), False)],
+    ("tile", "causal"), [((16, 32), False), ((32, 16), True), ((16, 64), True), ((64, 16), False)]
 )
 def test_tiles_smaller_than_a_block(
     interpreted: Interpreted, tile: tuple[int, int], causal: bool

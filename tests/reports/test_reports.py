@@ -26,7 +26,7 @@ SETS: dict[str, list[Record]] = {
         make.record(
             make.trial("a|b", world_size=2),
             make.outcome("hang", "rank 1", facts={"stacks": {"0": ["```", "<i>"], "1": []}}),
-        ),
+        )
     ],
     "machines": [make.record(), make.record(where=make.environment("beta"))],
 }

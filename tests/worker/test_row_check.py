@@ -359,9 +359,7 @@ def test_all_ranks_skip_the_same(ranks: Ranks) -> None:
     assert list(first["every_row_skipped"]) == [MIXED]
 
 
-def test_a_declaration_that_widens_the_check_is_in_the_record(
-    launcher: LocalLauncher,
-) -> None:
+def test_a_declaration_that_widens_the_check_is_in_the_record(launcher: LocalLauncher) -> None:
     compressed = run(launcher, "ring", 600, {"wire_dtype": "bfloat16"}, repeats=2).facts
     assert compressed["judged_as"] == "bfloat16"
     assert "judged_as" not in run(launcher, "ring", 600, repeats=2).facts

@@ -107,8 +107,7 @@ def test_shares_of_the_pattern_are_measured(launcher: LocalLauncher) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "ranks"),
-    [({"pattern": "global-local", "globals": 2048}, 1), ({"block": 2048}, 2)],
+    ("options", "ranks"), [({"pattern": "global-local", "globals": 2048}, 1), ({"block": 2048}, 2)]
 )
 def test_the_warm_up_supports_the_options_of_the_trial(
     launcher: LocalLauncher, options: dict[str, object], ranks: int
@@ -140,11 +139,7 @@ def test_facts_name_the_backend(launcher: LocalLauncher) -> None:
         ("ring", {"keep": "inputs"}, "keep=inputs needs mode=train"),
         ("ring", {"batch": 16_384, "heads": 4}, "more than 65,535 heads in all"),
         ("ring", {"keep": "nothing", "world_size": 2}, "inputs are read until the end"),
-        (
-            "ring",
-            {"keep": "nothing", "mode": "decode"},
-            "keep=nothing has no meaning with mode",
-        ),
+        ("ring", {"keep": "nothing", "mode": "decode"}, "keep=nothing has no meaning with mode"),
         ("ring", {"allocator": "expandable"}, "allocator=expandable needs device=cuda"),
         ("ring", {"timing": "graph"}, "timing=graph needs device=cuda and one rank"),
         ("ring", {"timing": "cold", "allocator": "fresh"}, "timing=cold has no meaning with"),
