@@ -99,10 +99,6 @@ FILES: dict[str, tuple[dict[str, Any], tuple[int, int, int, int], str]] = {
         standard(16, 2048, 48, num_key_value_heads=2, head_dim=256, full_attention_interval=4,
                  model_type="qwen3_next"),
         (16, 2, 256, 256), "12 full, 36 linear"),
-    "granite-4-h": (
-        standard(12, 1536, 10, num_key_value_heads=4, model_type="granitemoehybrid",
-                 layer_types=["mamba"] * 5 + ["attention"] + ["mamba"] * 4),
-        (12, 4, 128, 128), "1 full, 9 linear"),
     "minimax-text-01": (
         standard(64, 6144, 80, num_key_value_heads=8, head_dim=128,
                  attn_type_list=([0] * 7 + [1]) * 10, model_type="minimax_text_01"),
@@ -150,7 +146,6 @@ FILES: dict[str, tuple[dict[str, Any], tuple[int, int, int, int], str]] = {
          "num_hidden_layers": 6, "encoder_layers": 6, "encoder_attention_heads": 8,
          "is_encoder_decoder": True, "model_type": "bart"},
         (16, 16, 64, 64), "12 full"),
-    "gpt2": (gpt(12, 768, 12, model_type="gpt2"), (12, 12, 64, 64), "12 full"),
     # families that the list above does not have
     "mistral-7b-v0.1": (
         standard(32, 4096, 32, num_key_value_heads=8, sliding_window=4096, model_type="mistral"),
@@ -166,10 +161,6 @@ FILES: dict[str, tuple[dict[str, Any], tuple[int, int, int, int], str]] = {
         {"n_head": 112, "n_embed": 14336, "n_layer": 70, "model_type": "bloom"},
         (112, 112, 128, 128), "70 full"),
     "gpt-neox-20b": (standard(64, 6144, 44, model_type="gpt_neox"), (64, 64, 96, 96), "44 full"),
-    "mpt-7b": (
-        {"n_heads": 32, "d_model": 4096, "n_layers": 32, "model_type": "mpt",
-         "attn_config": {"attn_type": "multihead_attention"}},
-        (32, 32, 128, 128), "32 full"),
     "dbrx": (
         {"n_heads": 48, "d_model": 6144, "n_layers": 40, "attn_config": {"kv_n_heads": 8},
          "model_type": "dbrx"},
