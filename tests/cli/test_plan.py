@@ -136,17 +136,12 @@ def test_bad_input_is_one_sentence(arguments: list[str], message: str, capfd: Ca
     assert "Traceback" not in output
 
 
-def past(folder: Path) -> None:
-    """Write a record of this machine."""
+def test_rates_of_this_machine_are_used_only_for_it(capfd: Capture) -> None:
     with LocalLauncher() as launcher:
         options = launcher.catalogue().options("ring", {})
     trial = make.trial("ring", 4096, options, memory_budget=2**30)
     outcome = make.outcome(peak=1000.0, time=[2.0] * 3, flops=4e9)
-    make.write_records(folder, [make.record(trial, outcome, collect())])
-
-
-def test_rates_of_this_machine_are_used_only_for_it(capfd: Capture) -> None:
-    past(Path("results/earlier"))
+    make.write_records("results/earlier", [make.record(trial, outcome, collect())])
     command = ("plan", "--impl", "ring", "--target", "8k", "--memory", "1GiB")
     for gpu, more, source in (
         ("CPU", (), "1 record(s), nearest at 4,096"), ("h200", (), "profile of NVIDIA H200"),
@@ -188,10 +183,7 @@ def test_scaling_searches_and_times_every_world(
     )
     assert (held["tokens"]["value"], held["ranks"]["value"]) == pytest.approx((1.0, -1.0), rel=0.01)
     assert {row["world_size"] for row in answer["rows"]} == {1, 2}
-    records = load("study").records
-    assert {r.purpose for r in records} >= {"edge", "confirm", "measure"}
-    searched = [record for record in records if record.purpose != "measure"]
-    assert all(r.foreseen and r.foreseen.peak_bytes for r in searched)
+    assert {r.purpose for r in load("study").records} >= {"edge", "confirm", "measure"}
 
 
 @pytest.mark.parametrize("worlds", ["1,x", "0", "1;2", "²"])

@@ -5,8 +5,7 @@
 
 Prints the status of each kind of fault in three dtypes, on one rank and on two, with the reason.
 `--write` writes the table into docs/what-the-check-sees.md. Takes some minutes on two cores.
-`--kinds WORDS` runs the kinds whose name has a match, `--times N` each case N times, and
-`--device cuda` those of one rank on a GPU.
+`--kinds WORDS` runs kinds whose name has a match, `--device cuda` those of one rank on a GPU.
 """
 
 import argparse
@@ -163,13 +162,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--kinds", default="")
-    parser.add_argument("--times", type=int, default=1)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     args = parser.parse_args()
     every = ["none", *(k for stage in STAGES.values() for k in stage)]
     kinds = [kind for kind in every if re.search(args.kinds, kind)]
     ranks = (1, 2) if args.device == "cpu" else (1,)
-    todo = list(cases(kinds, DTYPES, ranks)) * args.times
+    todo = list(cases(kinds, DTYPES, ranks))
     found: dict[Case, Outcome] = {}
     start, false_alarms, missed = time.monotonic(), 0, 0
     with LocalLauncher() as launcher:
