@@ -34,7 +34,7 @@ def slurm() -> tuple[str, list[dict[str, str]]]:
 
 
 def parallel() -> tuple[str, list[dict[str, str]]]:
-    """GNU parallel puts {} into the command itself. A free slot, {%}, would not be the same later."""
+    """GNU parallel puts {} into the command itself; a free slot, {%}, may be another one later."""
     command, values = re.findall(r"'(.*)' ::: (.*)", (RECIPES / "parallel.sh").read_text())[0]
     return command.replace("{}", "$I"), [{"I": value} for value in values.split()]
 

@@ -6,12 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from longseq_bench.core import model_files
-from longseq_bench.core.errors import (
-    ConfigError,
-    UnsupportedError,
-    one_line,
-    quote,
-)
+from longseq_bench.core.errors import ConfigError, UnsupportedError, one_line, quote
 from longseq_bench.core.model import DTYPE_BYTES, DType, Frozen, Workload, canonical_dtype
 from longseq_bench.core.model_files import SHAPE, LayerKind
 from longseq_bench.core.workload import parse_latent

@@ -36,11 +36,7 @@ from longseq_bench.launchers.exit_status import (
     with_first_attempt,
 )
 from longseq_bench.launchers.interrupts import defer_interrupts
-from longseq_bench.launchers.process_inspection import (
-    kill_orphans,
-    read_stacks,
-    sample_processes,
-)
+from longseq_bench.launchers.process_inspection import kill_orphans, read_stacks, sample_processes
 from longseq_bench.launchers.rank_supervisor import GRACE_S, PHASE_LIMIT_S, RankSupervisor
 
 PRELOAD = [

@@ -19,13 +19,7 @@ from typing_extensions import override
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import LauncherError, LongseqError
 from longseq_bench.core.gpus import VISIBLE
-from longseq_bench.core.model import (
-    Device,
-    DryRunEstimate,
-    Place,
-    Trial,
-    environment_failure,
-)
+from longseq_bench.core.model import Device, DryRunEstimate, Place, Trial, environment_failure
 from longseq_bench.launchers import fork_server
 from longseq_bench.launchers.base import DRY_RUN_LIMIT_S, LAUNCHERS, Launcher, LaunchResult, OnPhase
 from longseq_bench.launchers.exit_status import signal_name, with_first_attempt
