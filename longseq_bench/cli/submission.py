@@ -238,8 +238,7 @@ class Jobs:
 
 def shard_command(arguments: Sequence[str], nodes: int, shard: str) -> list[str]:
     """Return the command of a job: the same arguments, with its shard for those of submission."""
-    command, *others = arguments
-    kept, words = [command, "--shard", shard], iter(others)
+    kept, words = [*arguments[:1], "--shard", shard], iter(arguments[1:])
     for word in words:
         name, has_value, _ = word.removeprefix("--").replace("-", "_").partition("=")
         if not word.startswith("--") or name not in SUBMIT:
