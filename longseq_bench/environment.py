@@ -20,7 +20,7 @@ from longseq_bench import __version__
 from longseq_bench.core.cpus import CGROUPS, OWN_CGROUP, cgroup_levels, usable_cores
 from longseq_bench.core.errors import UserError, escape_surrogates
 from longseq_bench.core.files import read_text
-from longseq_bench.core.gpus import read_visible_gpus
+from longseq_bench.core.gpus import VISIBLE, read_visible_gpus
 from longseq_bench.core.model import Device, Environment
 
 NOT_INSTALLED = "not installed"
@@ -60,7 +60,10 @@ def collect(workers: int | None = None, cores: int | None = None) -> Environment
         variables={
             escape_surrogates(name): escape_surrogates(value)
             for name, value in sorted(os.environ.items())
-            if _CHANGES_FIGURES.match(name) and not _ONLY_A_PLACE.fullmatch(name)
+            if _CHANGES_FIGURES.match(name)
+            and not _ONLY_A_PLACE.fullmatch(name)
+            # which one of equal GPUs it is changes no figure
+            and (name != VISIBLE or len({*gpus.names}) > 1)
         },
         load=os.getloadavg(),
         clock_mhz=max(map(float, clocks), default=None),  # of the fastest core

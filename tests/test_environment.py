@@ -45,9 +45,14 @@ def test_only_variables_that_change_figures_are_kept(monkeypatch: pytest.MonkeyP
     left_out = {"SECRET_TOKEN", "CUDA_HOME", "TRITON_CACHE_DIR", "TORCH_HOME"}
     for name, value in {**kept, **dict.fromkeys(left_out, "/x")}.items():
         monkeypatch.setenv(name, value)
-    found = collect().variables
-    assert kept.items() <= found.items()
-    assert not left_out & set(found)
+    for gpus in (("H100", "H200"), ("H100", "H100"), ()):
+        install(monkeypatch, *(FakeGpu(name, f"GPU-{i}") for i, name in enumerate(gpus)))
+        found = collect().variables
+        if len({*gpus}) < 2:  # shards on equal GPUs are compared
+            assert "CUDA_VISIBLE_DEVICES" not in found
+            found["CUDA_VISIBLE_DEVICES"] = "0"
+        assert kept.items() <= found.items()
+        assert not left_out & set(found)
 
 
 def torch_built_for(monkeypatch: pytest.MonkeyPatch, folder: Path, cuda: str) -> None:

@@ -40,15 +40,16 @@ class Run:
         """
         parts = list(split_parts(self.trials, self.is_search).values())
         count = min(self.workers, len(parts))
-        if count < 2:
+        if self.workers < 2 or not parts:
             schedule = self.make_schedule(self.trials, self.launcher)
             return run_schedule(schedule, self.launcher, store, collect, watcher, command)
         seconds = [part_seconds(part, self.is_search) for part in parts]
         order = sorted(range(len(parts)), key=lambda i: -seconds[i])
         schedules = [partial(self.make_schedule, part) for part in parts]
-        device, cores = self.trials[0].device, len(self.devices) // count
-        environment = partial(collect, count, cores if device == "cpu" else None)
-        with Workers(count, device, self.devices, machine.launcher_name()) as workers:
+        device, each = self.trials[0].device, len(self.devices) // self.workers
+        environment = partial(collect, self.workers, each if device == "cpu" else None)
+        devices = self.devices[: count * each]  # also a shard with few parts leaves the others free
+        with Workers(count, device, devices, machine.launcher_name()) as workers:
             return run_side_by_side(schedules, order, workers, store, environment, watcher, command)
 
 

@@ -83,7 +83,10 @@ class Killing(Watcher):
             os.kill(self.workers._all[0]._process.pid or 0, signal.SIGKILL)
 
 
-def test_a_killed_worker_runs_its_trial_once_more_and_names_it(tmp_path: Path) -> None:
+def test_a_killed_worker_runs_its_trial_once_more_and_names_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FAKE_SECONDS", "0.2")  # else it may have ended before it is killed
     trials = [trial("ring", n, device="cuda") for n in LENGTHS]
     with Workers(1, "cuda", ["fake-0"], "fake-devices") as workers:
         found = run_side_by_side(
