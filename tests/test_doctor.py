@@ -99,6 +99,24 @@ def test_visible_gpus_have_their_memory(monkeypatch: pytest.MonkeyPatch) -> None
     assert "nvidia-smi -L" in hidden.remedy
 
 
+@pytest.mark.parametrize(
+    ("level", "shared"),
+    [(0, "are on one board, with one power limit"), (10, "are on one PCIe switch")],
+)
+def test_what_two_gpus_share_is_named(
+    monkeypatch: pytest.MonkeyPatch, level: int, shared: str
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    of_pair = {("GPU-0", "GPU-2"): level}
+    gpus = (FakeGpu("H100", f"GPU-{i}") for i in range(3))
+    install(
+        monkeypatch, *gpus,
+        nvmlDeviceGetTopologyCommonAncestor=lambda a, b: of_pair.get((a.uuid, b.uuid), 40),
+    )  # fmt: skip
+    found = findings(gpus=("H100",) * 3, driver="580.1")["gpus side by side"]
+    assert found.found == f"GPUs 0 and 2 {shared}"
+
+
 def test_a_gpu_in_use_is_a_note_with_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     install(monkeypatch, FakeGpu("H100", "GPU-b", 2**30, 2**35, processes={4242: 2**34}))

@@ -11,7 +11,7 @@ from dataclasses import replace
 from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from queue import SimpleQueue
-from threading import Lock, Thread
+from threading import Lock, Thread, main_thread
 from typing import Any, Self
 
 from typing_extensions import override
@@ -194,7 +194,8 @@ def _answer(pipe: Connection, launcher: Launcher, method: str, arguments: tuple[
 def _end_with_parent() -> None:
     if parent := parent_process():
         wait([parent.sentinel])
-    signal.raise_signal(signal.SIGTERM)
+    # to the main thread, whose wait for a trial ends by it
+    signal.pthread_kill(main_thread().ident or 0, signal.SIGTERM)
 
 
 class Workers:
