@@ -99,7 +99,7 @@ def measure_quickstart(rounds: int) -> bool:
 def main(arguments: Sequence[str]) -> int:
     """Measure, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=3.0, help="Time of a trial.")
+    parser.add_argument("--seconds", type=float, default=5.0, help="Time of a trial.")
     parser.add_argument("--quickstart", type=int, default=0, metavar="ROUNDS")
     asked = parser.parse_args(arguments)
     if asked.quickstart:
