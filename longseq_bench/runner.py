@@ -84,8 +84,7 @@ def run_schedule(
                     watcher.skips_records(sentence)
                 has_skipped = bool(sentence)
             watcher.starts(step)
-            record = _run(step, launcher, environment(), watcher.phase, command)
-            record = record.model_copy(update={"part": part})
+            record = _run(step, launcher, environment(), watcher.phase, command, part)
             if store:
                 with turn:
                     store.append(record)
@@ -129,8 +128,9 @@ def run_side_by_side(
 
 
 def _run(
-    step: Step, launcher: Launcher, environment: Environment, on_phase: OnPhase, command: str | None
-) -> Record:
+    step: Step, launcher: Launcher, environment: Environment, on_phase: OnPhase,
+    command: str | None, part: int | None,
+) -> Record:  # fmt: skip
     prediction = step.predict()
     started_at, start_s = datetime.now(UTC), time.perf_counter()
     launched = launcher.run(step.trial, on_phase)
@@ -145,6 +145,7 @@ def _run(
         started_at=started_at.isoformat(timespec="seconds"),
         wall_s=time.perf_counter() - start_s,
         processes=launched.processes,
+        part=part,
         place=launched.place,
         purpose=step.purpose,
         predicted_tokens=step.predicted_tokens,

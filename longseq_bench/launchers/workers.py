@@ -130,7 +130,7 @@ class Worker(Launcher):
 
     @override
     def run(self, trial: Trial, on_phase: OnPhase) -> LaunchResult:
-        """Run a trial; if the process is killed meanwhile, once more in a new one."""
+        """Run a trial; if the process is killed meanwhile, run it once more in a new one."""
         self._neighbours.add(self.number, trial.implementation)
         try:
             result = self._run(trial, on_phase)

@@ -13,7 +13,7 @@ import longseq_bench
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.api.results import Results
 from longseq_bench.api.side_by_side import choose_workers
-from longseq_bench.core.model import Record
+from longseq_bench.core.model import Place, Record
 from longseq_bench.launchers.workers import Workers
 from longseq_bench.runner import Watcher, run_side_by_side
 from longseq_bench.search import strategy
@@ -63,6 +63,11 @@ def test_workers_give_the_records_of_one_in_the_same_order(monkeypatch: pytest.M
     assert {r.environment.workers for r in alone.records} == {None}
     assert "2 trials side by side" in Path("out/report.md").read_text()
     assert len(swept(2).records) == len(load("out").records)  # none ran again
+    # a shard with fewer parts than workers is the same machine as the others
+    (alone_in_shard,) = swept(4, None, tokens=512, implementations="ring", rounds=1).records
+    assert (alone_in_shard.environment.workers, alone_in_shard.place) == (
+        4, Place(worker=1, devices=("fake-0",)),
+    )  # fmt: skip
 
 
 def test_rows_with_neighbours_are_another_condition(capsys: Capture) -> None:
